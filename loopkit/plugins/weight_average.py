@@ -16,8 +16,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from loopkit.base import sharded
+from loopkit.base.notes import warn
 from loopkit.base.options import Shown
-from loopkit.base.words import nearest
+from loopkit.base.words import nearest, some
 from loopkit.errors import EmptyDataError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase
@@ -380,6 +381,8 @@ class _Average:
         """Whether there was an update since the last average."""
         self.tensors: dict[str, Tensor] = {}
         """Averaged parameters and buffers by name; while they are in place, what they have replaced."""
+        self.left: list[str] = []
+        """Names of tensors that cannot be averaged, such as quantized weights: their class has no such arithmetic."""
         self.bn: dict[str, Tensor] = {}
         """Batch-norm statistics that go with them."""
         self.bn_count = 0
@@ -393,7 +396,7 @@ class _Average:
     def pairs(self, model: nn.Module, use_buffers: bool) -> list[tuple[Tensor, Tensor]]:
         """Each averaged tensor after the one of the model that it stands for; remembered, but for buffers."""
         if self._pairs is None or use_buffers:
-            live = _live(model, use_buffers)
+            live = self._averaged(model, use_buffers)
             if live.keys() != self.tensors.keys():
                 odd = sorted(live.keys() ^ self.tensors.keys())[:3]
                 raise PluginError(
@@ -413,6 +416,23 @@ class _Average:
             self._pairs = [(tensor, self.tensors[key]) for key, tensor in live.items()]
         return self._pairs
 
+    def _averaged(self, model: nn.Module, use_buffers: bool) -> dict[str, Tensor]:
+        left = set(self.left)
+        return {key: tensor for key, tensor in _live(model, use_buffers).items() if key not in left}
+
+    def _begin(self, model: nn.Module, use_buffers: bool, function: Any) -> None:
+        """Copy what can be averaged, and name the rest."""
+        self.left = [key for key, tensor in _live(model, use_buffers).items() if not _can_move(tensor, function)]
+        self.tensors = {key: tensor.detach().clone() for key, tensor in self._averaged(model, use_buffers).items()}
+        self._pairs = None
+        if self.left:
+            live = _live(model, use_buffers)
+            classes = {type(live[key].detach()).__name__ for key in self.left}
+            warn(
+                f"WeightAverage leaves {some(self.left, 3)} of model {self.name!r} as they are, since torch cannot "
+                f"average {' and '.join(sorted(classes))}; all other weights are averaged"
+            )
+
     def look_up(self, model: nn.Module, use_buffers: bool) -> list[tuple[Tensor, Tensor]]:
         """The pairs of the model as it is now, with the batch-norm statistics that were estimated."""
         self.forget()
@@ -429,8 +449,7 @@ class _Average:
         """Take in the model as it is now."""
         self.bn = {}
         if not self.count:
-            self.tensors = {key: tensor.detach().clone() for key, tensor in _live(model, use_buffers).items()}
-            self._pairs = None
+            self._begin(model, use_buffers, function)
         else:
             groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
             for live, averaged in self.pairs(model, use_buffers):
@@ -453,6 +472,7 @@ class _Average:
             "count": self.count,
             "fresh": self.fresh,
             "tensors": {key: swapped.get(id(t), t).detach().clone() for key, t in self.tensors.items()},
+            **({"left": list(self.left)} if self.left else {}),
         }
 
     @classmethod
@@ -461,12 +481,26 @@ class _Average:
         average = cls(name)
         average.updates, average.count, average.fresh = state["updates"], state["count"], state["fresh"]
         average.tensors = {key: tensor.detach().clone() for key, tensor in state["tensors"].items()}
+        average.left = list(state.get("left", ()))
         return average
 
 
 def _live(model: nn.Module, use_buffers: bool) -> dict[str, Tensor]:
     """The model's tensors that are averaged, by name, each once."""
     return dict(chain(model.named_parameters(), model.named_buffers() if use_buffers else ()))
+
+
+def _can_move(tensor: Tensor, function: Any) -> bool:
+    """Whether an average can take in a tensor; those of torch's own classes always can."""
+    live = tensor.detach()
+    if type(live) is Tensor or sharded.is_sharded(live):
+        return True
+    try:
+        with torch.no_grad():
+            function([live.clone()], [live], torch.tensor(1))
+    except (NotImplementedError, RuntimeError, TypeError):
+        return False
+    return True
 
 
 def _versions(learner: Learner) -> dict[str, list[int]]:

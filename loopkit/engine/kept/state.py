@@ -146,7 +146,7 @@ def apply(
     state = localized(
         core.parts, core.round, state if own else copy.deepcopy(dict(state)), core.world.rank, core.world.size
     )
-    _load(core, core.left_out.filled(state))
+    _load(core, state)
     core.logbook.move_to(core.logbook.epoch)
     position = None if state["fit"] is None else Position.of(state["fit"])
     core.resume.load(state, position, replay, data)

@@ -67,9 +67,8 @@ class ModelWeights(LearnerPart):
                 if any(not isinstance(value, Tensor) for value in own.values()):
                     undos.append((f"model {name!r}", partial(model.load_state_dict, copy.deepcopy(own))))
                 try:
-                    model.load_state_dict(
-                        {key: sharded.like(value, own.get(key)) for key, value in saved[name].items()}
-                    )
+                    values = {key: sharded.like(value, own.get(key)) for key, value in saved[name].items()}
+                    model.load_state_dict(values, strict=values.keys() >= own.keys())  # else some were left out
                 except Exception as error:
                     locate(error, f"in load_state_dict of model {name!r}")
                     raise

@@ -208,3 +208,13 @@ def test_damaged_fingerprint_of_a_name_that_is_no_parameter_is_named():
     del state["left_out"]["model"]["encoder.0.bias"]
     with pytest.raises(StateError, match=r"encoder\.0\.bias"):
         learner.load_state_dict(state)
+
+
+def test_load_leaves_the_frozen_weights_alone(tmp_path):
+    learner = make()
+    learner.fit(DATA, epochs=1)
+    saved = checkpoint.save(learner, tmp_path)
+    again = make()
+    versions = [p._version for p in again.model.encoder.parameters()]
+    checkpoint.load(again, saved.path)
+    assert [p._version for p in again.model.encoder.parameters()] == versions
