@@ -133,8 +133,7 @@ CONFLICTS = {
         lambda: [ClipGradNorm(1.0), ClipGradValue(1.0)],
         OrderError,
         "update_begin: plugins 'clip_grad_norm' and 'clip_grad_value' both update 'grads', and nothing says which "
-        'comes first. Give the learner order=["clip_grad_norm", "clip_grad_value"] (or the reverse), or declare '
-        'before=("clip_grad_value",) or after=("clip_grad_value",) in \'clip_grad_norm\'',
+        'comes first. Give the learner order=["clip_grad_norm", "clip_grad_value"] (or the reverse)',
     ),
     "two of one name": (
         lambda: [ClipGradNorm(1.0), ClipGradNorm(2.0)],

@@ -291,8 +291,7 @@ def test_two_clippers_are_refused_without_an_order():
         make_learner(ClipGradNorm(1.0), ClipGradValue(0.1))
     assert str(refused.value) == (
         "update_begin: plugins 'clip_grad_norm' and 'clip_grad_value' both update 'grads', and nothing says which "
-        'comes first. Give the learner order=["clip_grad_norm", "clip_grad_value"] (or the reverse), or declare '
-        'before=("clip_grad_value",) or after=("clip_grad_value",) in \'clip_grad_norm\''
+        'comes first. Give the learner order=["clip_grad_norm", "clip_grad_value"] (or the reverse)'
     )
 
 
@@ -567,9 +566,29 @@ def test_grad_noise_and_clipping_are_refused_without_an_order():
         make_learner(GradNoise(), ClipGradNorm(1.0))
     assert str(refused.value) == (
         "update_begin: plugins 'clip_grad_norm' and 'grad_noise' both update 'grads', and nothing says which comes "
-        'first. Give the learner order=["clip_grad_norm", "grad_noise"] (or the reverse), or declare '
-        'before=("grad_noise",) or after=("grad_noise",) in \'clip_grad_norm\''
+        'first. Give the learner order=["clip_grad_norm", "grad_noise"] (or the reverse)'
     )
+
+
+class ThirdParty:
+    """A plugin of somebody else, whose name sorts after those of loopkit or before them."""
+
+    def __init__(self, name):
+        self.name = name
+
+    @hookimpl(updates=("grads",))
+    def update_begin(self):
+        pass
+
+
+@pytest.mark.parametrize("name", ["a", "z"])
+@pytest.mark.parametrize("shipped", [lambda: ClipGradNorm(1.0), lambda: ClipGradValue(1.0), GradNoise])
+def test_third_party_is_told_to_declare_in_its_own_plugin(name, shipped):
+    with pytest.raises(OrderError) as refused:
+        make_learner(shipped(), ThirdParty(name))
+    other = shipped().name if hasattr(shipped(), "name") else ""
+    assert str(refused.value).endswith(f"in {name!r}")
+    assert f'declare before=("{other}' in str(refused.value)
 
 
 def test_grad_noise_after_clipping_is_not_clipped():

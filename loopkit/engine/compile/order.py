@@ -37,6 +37,8 @@ class Entry:
     writes: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    shipped: bool = False
+    """Whether the plugin is loopkit's own, whose declarations nobody else edits."""
 
     def is_called(self, word: str) -> bool:
         """Whether ``word`` is the plugin's name or what it provides."""
@@ -203,9 +205,16 @@ def _covers(above: str, below: str) -> bool:
 def _ambiguous(one: Entry, other: Entry, clash: str, event: str) -> str:
     return (
         f"{event}: plugins {one.plugin!r} and {other.plugin!r} both {clash}, and nothing says which comes first. "
-        f'Give the learner order=["{one.plugin}", "{other.plugin}"] (or the reverse), or declare '
-        f'before=("{other.plugin}",) or after=("{other.plugin}",) in {one.plugin!r}'
+        f'Give the learner order=["{one.plugin}", "{other.plugin}"] (or the reverse){_declaration(one, other)}'
     )
+
+
+def _declaration(one: Entry, other: Entry) -> str:
+    """What to declare in a plugin that is the reader's to change; empty if loopkit ships both."""
+    if one.shipped and other.shipped:
+        return ""
+    own, word = (other, one.plugin) if one.shipped else (one, other.plugin)
+    return f', or declare before=("{word}",) or after=("{word}",) in {own.plugin!r}'
 
 
 def _sort(entries: Sequence[Entry], links: Links, event: str) -> list[Placed]:
