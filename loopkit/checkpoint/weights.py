@@ -316,9 +316,12 @@ def _word_to_load(learner: Learner, manifest: Manifest, averages: Mapping[str, A
     word, by = measured_by(manifest)
     metric = monitored(manifest)
     phase = "" if metric is None else metric[0].partition("/")[0]
+    plugin = unwrapped(learner.plugins[by]) if by in learner.plugins else None
+    puts_it_there = plugin is not None and _stands_in(plugin, phase)
     if STATE in manifest.files:
-        puts_it_there = by in learner.plugins and _stands_in(unwrapped(learner.plugins[by]), phase)
         return "" if puts_it_there else word
+    if puts_it_there and not hasattr(plugin, "state_dict"):
+        return ""  # it needs nothing to do so again
     if word:
         return word
     return next((name for name, plugin in averages.items() if _stands_in(plugin, phase)), "")  # an older manifest
