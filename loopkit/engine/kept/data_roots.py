@@ -19,6 +19,7 @@ CURE = (
     "Give its class state_dict and load_state_dict, or let set_epoch(epoch) set it; for a cache, volatile = ({0}). A "
     "generator or an object with a state there is saved by itself"
 )
+CURE_OF_A_LIST = "Shuffle it in a function that returns the data of an epoch: fit(make_data, ...)"
 OF_A_LOADER = (
     "_iterator",
     "_IterableDataset_len_called",
@@ -34,12 +35,14 @@ SAVED = ("loopkit.", "torchdata.")
 """Packages whose objects have a state, or none that moves; what they hold is looked at."""
 SHUT = ("datasets", "fsspec", "h5py", "lmdb", "pandas", "pyarrow", "zarr")
 """Packages whose objects are tables and files."""
+ORDER = Scope(deep=0, lazy=True)
+"""Of a list, which holds batches, only the order counts."""
 SCOPE = Scope(deep=DEEP, long=LONG, held_by=named_by, lazy=True)
 
 
 def is_looked_at(data: Any) -> bool:
-    """Whether data is looked at: no list, which holds batches only, and no data with a state."""
-    return type(data) not in (list, tuple) and not has_own_state(data)
+    """Whether data is looked at: no tuple, which holds batches only, and no data with a state."""
+    return type(data) is not tuple and not has_own_state(data)
 
 
 def name_of_data(phase: str) -> str:
@@ -55,6 +58,8 @@ def root_of_data(phase: str, data: Any, owned: Collection[int]) -> Root:
         data: The data, or the function that makes it.
         owned: The ids of objects that are saved, or looked at otherwise.
     """
+    if type(data) is list:
+        return Root(name_of_data(phase), data, CURE_OF_A_LIST, _Saved(owned), scope=ORDER)
     return Root(name_of_data(phase), data, CURE, _Saved(owned), scope=SCOPE)
 
 

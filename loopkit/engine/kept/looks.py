@@ -30,6 +30,8 @@ CLOCKS = (time.time, time.monotonic, time.perf_counter)
 SMALL = 64 * 2**10
 """Bytes of an array up to which all of it is compared; of a larger one it is this many elements."""
 SAMPLE = 1024
+LONGEST = 100_000
+"""Items of a sequence of objects up to which their order is compared."""
 MOST = 10_000
 """Plain values of a container up to which all of them are compared."""
 SHUT = (
@@ -141,7 +143,8 @@ def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
         if found.owner is not None and (is_left(found.owner, found.key) or leave(found)):
             left.add(id(value))
             continue
-        seen = _look_in(value, scope) if found.owner is not None else Look("object", type(value))
+        is_root = found.owner is None and type(value) is not list
+        seen = Look("object", type(value)) if is_root else _look_in(value, scope)
         if seen is None or seen.kind in ("values", "optimizer"):
             left.add(id(value))
         if seen is not None:
@@ -291,7 +294,7 @@ def _look_at_items(value: Any) -> Look:
     length = len(value)
     items = value.values() if kind in MAPPINGS else value
     if not {type(each) for each in itertools.islice(items, MOST)} <= _PLAIN:
-        return Look("holder", None, length)
+        return Look("holder", _order(value), length)
     if length > MOST:
         every = length // SAMPLE
         few = items[::every] if kind in (list, tuple) else itertools.islice(items, 0, None, every)
@@ -299,6 +302,16 @@ def _look_at_items(value: Any) -> Look:
     if kind in SETS:
         return Look("values", frozenset(value), length)
     return Look("values", tuple(value.items() if kind in MAPPINGS else value), length)
+
+
+def _order(value: Any) -> tuple[int, ...] | None:
+    """The identities of the items of a sequence in their order; None of a long one, and of other containers."""
+    return tuple(map(id, value)) if type(value) in SEQUENCES and len(value) <= LONGEST else None
+
+
+def _is_reordered(before: Any, now: Any) -> bool:
+    """Whether a sequence has the same items in another order."""
+    return before != now and None not in (before, now) and sorted(before) == sorted(now)
 
 
 _PLAIN = frozenset(PLAIN)
@@ -368,6 +381,8 @@ def _differ(before: Look | None, now: Look, since: Clocks) -> bool:
         return now.kind != "object"
     if now.kind == "tensor":
         return before.state[0] is not now.state[0] or before.state[1] != now.state[1]
+    if now.kind == "holder":
+        return before.length != now.length or _is_reordered(before.state, now.state)
     return before.length != now.length or not _same(before.state, now.state)
 
 

@@ -143,7 +143,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _message(root: Root, paths: list[str]) -> str:
-    listed = some([*map(repr, paths)], NAMED)
+    listed = some([repr(path or "order") for path in paths], NAMED)
     attributes = dict.fromkeys(_attribute(path, last=root.scope.lazy) for path in paths)
     names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
     return (

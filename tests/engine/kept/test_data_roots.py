@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import make_learner
+from helpers import make_learner, on
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -226,6 +226,36 @@ def test_what_moves_in_data_is_named_once(kind, tmp_path):
 def test_data_of_a_validation_are_looked_at(tmp_path):
     [message] = said(tmp_path, lambda: [(X[:4], Y[:4])], DataLoader(SET, 4, sampler=Order(count, n=0)))
     assert message.startswith("the data of phase 'val' (DataLoader) has changed its 'sampler.n'")
+
+
+def batches_of_set() -> list[Any]:
+    return list(zip(X.split(4), Y.split(4), strict=True))
+
+
+def shuffle(samples: Any) -> None:
+    random.shuffle(samples.found)
+
+
+REORDERED: dict[str, Callable[[], Any]] = {
+    "list": batches_of_set,
+    "list of a function": lambda: (lambda found: lambda: found)(batches_of_set()),
+    "long list of a data set": lambda: DataLoader(Samples(shuffle, found=[(n, str(n)) for n in range(3000)]), 4),
+    "list of objects": lambda: DataLoader(Samples(shuffle, found=[SimpleNamespace() for _ in range(9)]), 4),
+}
+
+
+@pytest.mark.parametrize("kind", REORDERED)
+def test_order_that_moves_is_named(kind, tmp_path):
+    made = REORDERED[kind]()
+    moving = made if type(made) is list else made() if callable(made) else []
+    learner = make_learner(Checkpoint(tmp_path, save=every(updates=1)))
+    learner.add(on("epoch_end", moving.reverse, "reversing"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learner.fit(made, epochs=3)
+    [message] = [str(each.message) for each in caught if "set_vital" not in str(each.message)]
+    assert "has changed its " in message
+    assert ("fit(make_data, ...)" in message) == (kind == "list")
 
 
 class Told(Order):
