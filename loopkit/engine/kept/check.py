@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from loopkit.base.kinds import (
     ANY,
@@ -25,6 +24,7 @@ from loopkit.base.kinds import (
     is_number,
     wrong,
 )
+from loopkit.base.sparse import is_packed, unpacked
 from loopkit.engine.kept.counts import COUNTERS
 from loopkit.engine.kept.differences import names
 from loopkit.engine.kept.left_out import LeftOut
@@ -140,7 +140,7 @@ def _windows(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str
             problems += names("windows of optimizers", [name], optimizers)
             continue
         params = params_of(optimizer)
-        grads = window["grads"]
+        grads = [unpacked(grad) for grad in window["grads"]]
         if len(grads) != len(params):
             problems.append(f"window of {name!r}: {len(grads)} gradients in the state, {len(params)} parameters here")
         elif any(g is not None and g.shape != p.shape for g, p in zip(grads, params, strict=True)):
@@ -163,7 +163,7 @@ WINDOW: dict[str, Kind] = {
     "total": NUMBER,
     "weight": NUMBER,
     "even": FLAG,
-    "grads": ("a list of gradients", lambda v: type(v) is list and all(g is None or isinstance(g, Tensor) for g in v)),
+    "grads": ("a list of gradients", lambda v: type(v) is list and all(map(is_packed, v))),
 }
 POSITION: dict[str, Kind] = {
     "start": (

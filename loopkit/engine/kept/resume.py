@@ -9,8 +9,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from loopkit.base import generators, sharded
 from loopkit.base.notes import warn
+from loopkit.base.sparse import unpacked
 from loopkit.engine.kept.data_check import STOP, DataCheck
 from loopkit.engine.kept.data_parts import DataParts
 from loopkit.engine.kept.digest import content
@@ -591,5 +594,10 @@ def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:
     """Reopen the accumulation windows of an epoch."""
     for name, values in saved.items():
         window = epoch.window(name)
-        grads = [g if g is None else sharded.like(g, p) for g, p in zip(values["grads"], window.params, strict=True)]
+        grads = [_like(unpacked(grad), p) for grad, p in zip(values["grads"], window.params, strict=True)]
         window.reopen(epoch.loop.last_step(), {**values, "grads": grads})
+
+
+def _like(grad: Tensor | None, param: Tensor) -> Tensor | None:
+    """A gradient as this process holds it; a sparse one is whole in each."""
+    return grad if grad is None or grad.is_sparse else sharded.like(grad, param)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from loopkit.base import devices
 from loopkit.base.raw import plain
+from loopkit.base.sparse import packed
 from loopkit.errors import PhaseError, StateError
 
 
@@ -236,7 +237,7 @@ class Window:
             "total": plain(self.total),
             "weight": plain(self._weight),
             "even": self._even,
-            "grads": [p.grad for p in self.params],
+            "grads": [packed(p.grad) for p in self.params],
         }
 
     def reopen(self, step: object, state: Mapping[str, Any]) -> None:
