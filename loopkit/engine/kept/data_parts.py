@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from loopkit.base import generators
 from loopkit.base.notes import locate, warn
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler
-from loopkit.engine.kept.functions import held
+from loopkit.engine.kept.functions import held, held_by_methods
 from loopkit.engine.kept.walk import MAPPINGS, SEQUENCES, SETS, Found, walk
 from loopkit.errors import StateError
 
@@ -55,6 +55,7 @@ class DataParts:
         """The objects with ``set_epoch`` that do not count their epochs themselves."""
         self._seen = {id(data), id(without)}
         self._roots: set[int] = set()
+        self._classes: set[type] = set()
         if type(data) not in (list, tuple):  # which holds batches
             self._look("", data, "any" if states else "none")
         if function is not None:
@@ -79,9 +80,18 @@ class DataParts:
             else:
                 counts = states == "any" or (states == "data" and (not found.path or isinstance(found.value, OF_DATA)))
                 self._sort(path, found.value, counts)
+                below += [(_joined(path, name), each) for name, each in self._named_by_methods(found.value)]
         for path, each in below:
             if id(each) not in self._roots:
                 self._look(path, each, "none" if states == "none" else "data")
+
+    def _named_by_methods(self, value: Any) -> Iterable[tuple[str, Any]]:
+        """The generators and data that the methods of an object's class close over or name, once for each class."""
+        kind = type(value)
+        if kind in self._classes:
+            return ()
+        self._classes.add(kind)
+        return held_by_methods(kind, _is_of_data)
 
     def _sort(self, path: str, value: Any, states: bool) -> None:
         if is_told_epochs(value) and not any(each is value for each in self.counting):

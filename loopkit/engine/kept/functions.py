@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,9 @@ from loopkit.base.generators import is_generator
 
 LONG = 1_000
 """Items of a global container up to which it is looked into."""
+
+LIBRARIES = frozenset({*sys.stdlib_module_names, "datasets", "loopkit", "numpy", "torch", "torchdata", "webdataset"})
+"""Packages whose classes hold no random generators of the user's."""
 
 
 def held(function: types.FunctionType, counts: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
@@ -48,6 +52,21 @@ def held_in_code(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         )
 
     yield from held(function, counts)
+
+
+def held_by_methods(kind: type, counts: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that the methods of a class close over or look up by name, if they count.
+
+    Args:
+        kind: The class; of one of a library nothing is yielded.
+        counts: Whether an object counts.
+    """
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in LIBRARIES:
+            continue
+        for method, function in vars(base).items():
+            if isinstance(function, types.FunctionType):
+                yield from ((f"{method}.{name}", each) for name, each in held(function, counts) if counts(each))
 
 
 def _may_train(value: Any) -> bool:

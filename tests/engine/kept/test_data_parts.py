@@ -226,6 +226,54 @@ def shuffled(**options: Any) -> TensorLoader:
     return TensorLoader(X, Y, batch_size=4, shuffle=True, **options)
 
 
+at_module = np.random.default_rng(7)
+
+
+def shaken(x: Any) -> Any:
+    return x + float(at_module.normal())
+
+
+class UsesModule(Dataset[Any]):
+    """Draws from a generator of its module."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index] + float(at_module.normal()), Y[index]
+
+
+class UsesFunction(UsesModule):
+    """Calls a function that draws."""
+
+    def __getitem__(self, index: int) -> Any:
+        return shaken(X[index]), Y[index]
+
+
+class OrderOfModule(ByNumPy):
+    def __iter__(self) -> Iterator[int]:
+        return iter(at_module.permutation(len(X)).tolist())
+
+
+def with_module(make: Callable[[], Any]) -> Callable[[], Any]:
+    def made() -> Any:
+        global at_module
+        at_module = np.random.default_rng(7)
+        return make()
+
+    return made
+
+
+def in_closure() -> Any:
+    rng = random.Random(8)
+
+    class Local(UsesModule):
+        def __getitem__(self, index: int) -> Any:
+            return X[index] + rng.random(), Y[index]
+
+    return DataLoader(Local(), 4, shuffle=True)
+
+
 TRAIN: dict[str, Callable[[], Any]] = {
     "sampler with NumPy's generator": lambda: DataLoader(SET, 4, sampler=ByNumPy()),
     "sampler that draws one by one": lambda: DataLoader(SET, 4, sampler=OneByOne()),
@@ -249,6 +297,12 @@ TRAIN: dict[str, Callable[[], Any]] = {
     "mapped by an object": lambda: shuffled().map(Mapped()),
     "own state, own order": lambda: Own(True),
     "own state, own noise": lambda: Own(False),
+    "data set that draws from a generator of its module": with_module(lambda: DataLoader(UsesModule(), 4)),
+    "data set with a function that draws": with_module(lambda: DataLoader(Subset(UsesFunction(), range(24)), 4)),
+    "sampler that draws from a generator of its module": with_module(
+        lambda: DataLoader(SET, 4, sampler=OrderOfModule())
+    ),
+    "class in a function": in_closure,
 }
 """Data that moves more than a position."""
 
