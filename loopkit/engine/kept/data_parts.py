@@ -234,7 +234,7 @@ def _is_open(found: Found) -> bool:
         return len(value) <= LONG
     if isinstance(found.owner, DataLoader) and found.key in ("_iterator", "multiprocessing_context"):
         return False
-    return kind.__module__ == "loopkit.data" or not kind.__module__.startswith("loopkit.")
+    return kind.__module__.startswith("loopkit.data") or not kind.__module__.startswith("loopkit.")
 
 
 def named_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
