@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,14 @@ from torch.utils.data import DataLoader, get_worker_info
 from loopkit.base import generators
 from loopkit.data import Prefetch
 from loopkit.engine.kept.data_parts import DataParts, same
+from loopkit.engine.kept.walk import has_attributes, walk
 
 _flags: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
 """By loader, in memory that its workers share: 1 once one of them has drawn."""
+_ahead: WeakKeyDictionary[DataLoader[Any], bool] = WeakKeyDictionary()
+"""By loader with workers: whether its sampler draws from the global generators as it goes."""
+DRAWN, COUNTED = 1, 2
+"""What a flag says of a worker: it drew, or a number in its data set moved."""
 _before: list[Any] = []
 """In a worker: its generators, and their states as it started."""
 
@@ -30,8 +36,12 @@ def has_workers(data: Any) -> bool:
 
 def drew(data: Any) -> bool:
     """Whether a worker of the data has drawn random numbers since the data was first `watched`."""
+    return bool(_flag(data) & DRAWN)
+
+
+def _flag(data: Any) -> int:
     flag = _flags.get(data) if has_workers(data) else None
-    return flag is not None and bool(flag.value)
+    return 0 if flag is None else int(flag.value)
 
 
 def watched(data: Any) -> Iterable[Any]:
@@ -65,9 +75,21 @@ def lost(data: Any, running: bool) -> str:
         data: What an epoch goes over.
         running: The epoch is under way, and a replay of it would not make the draws again.
     """
+    name = type(data).__name__
+    if running and has_workers(data) and _ahead.get(data, False):
+        return (
+            f"the sampler of {name} draws from the global random generator for each batch, ahead of the batch in use: "
+            f"a run that resumes in mid-epoch gets other samples. Give the sampler a generator of its own, or draw "
+            f"when its iteration begins"
+        )
+    if _flag(data) & COUNTED and data.persistent_workers:
+        return (
+            f"a number in the data set of {name} moves in its workers, which live on from epoch to epoch "
+            f"(persistent_workers=True), and no checkpoint holds it: a resumed run starts without it. Leave "
+            f"persistent_workers out, or let set_epoch(epoch) set it"
+        )
     if not drew(data):
         return ""
-    name = type(data).__name__
     if data.persistent_workers:
         why = "live on from epoch to epoch (persistent_workers=True)"
         cure = "leave persistent_workers out"
@@ -100,9 +122,20 @@ class _Watched:
         attributes["collate_fn"] = _Collate(data.collate_fn, flag)
         attributes["worker_init_fn"] = _Init(data.worker_init_fn)
         try:
-            return iter(data)
+            batches = iter(data)
         finally:
             attributes["collate_fn"], attributes["worker_init_fn"] = before
+        if data in _ahead or hasattr(data, "load_state_dict"):
+            return batches
+        return itertools.chain(self._first(batches), batches)
+
+    def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the first batch, and note whether the sampler, which is ahead by then, draws as it is asked for."""
+        before = generators.save()
+        for batch in batches:
+            _ahead[self._data] = not same(generators.save(), before)
+            yield batch
+            return
 
 
 class _Init:
@@ -116,7 +149,7 @@ class _Init:
             self._init(worker)
         info = get_worker_info()
         own = DataParts([], None if info is None else SimpleNamespace(dataset=info.dataset), states=False)
-        _before[:] = [own, _states(own)]
+        _before[:] = [own, _states(own), None if info is None else _numbers(info.dataset)]
 
 
 class _Collate:
@@ -128,11 +161,28 @@ class _Collate:
 
     def __call__(self, samples: Any) -> Any:
         batch = self._collate(samples)
-        if not self._flag.value and _before:
-            own, states = _before
-            if not same(_states(own), states):
-                self._flag.value = 1
+        if not _before:
+            return batch
+        own, states, numbers = _before
+        if not self._flag.value & DRAWN and not same(_states(own), states):
+            self._flag.value |= DRAWN
+        info = get_worker_info()
+        if numbers is not None and info is not None:  # of the first batch only
+            _before[2] = None
+            if _numbers(info.dataset) != numbers:
+                self._flag.value |= COUNTED
         return batch
+
+
+def _numbers(dataset: Any) -> dict[str, Any]:
+    """The public numbers in a data set, by path."""
+    volatile = getattr(type(dataset), "volatile", ())
+    found = walk(dataset, deep=2, enter=lambda each: has_attributes(each.value))
+    return {
+        each.path: each.value
+        for each in found
+        if type(each.value) in (int, float) and "_" not in (each.path[:1], each.key[:1]) and each.key not in volatile
+    }
 
 
 def _states(own: DataParts) -> list[Any]:
