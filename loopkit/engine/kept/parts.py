@@ -38,7 +38,7 @@ class Models(Protocol):
 class Parts:
     """The parts of a learner, in the order in which a state is loaded.
 
-    What may refuse a state comes first, and the weights late: they are written in place.
+    Parts that may raise come first, and the weights late: they are written in place.
 
     Args:
         models: What belongs to the models.
