@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, Subset, TensorDataset
 from torch.utils.data import default_collate as collate
 
-from engine.resumed import PLACES, Make, X, Y, check_exact
+from engine.kept.resumed import PLACES, Make, X, Y, check_exact
 from loopkit import Learner
 from loopkit.base import generators
 from loopkit.data import ResumableSampler, TensorLoader

@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import default_collate as collate
 
-from engine.resumed import X, Y
+from engine.kept.resumed import X, Y
 from loopkit import every
 from loopkit.data import Loader, ResumableSampler, TensorLoader, from_function, same, seeded
 from loopkit.plugins import Checkpoint

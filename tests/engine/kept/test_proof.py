@@ -15,7 +15,7 @@ from helpers import on
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, TensorDataset
 
-from engine.resumed import Make, X, Y, check_exact
+from engine.kept.resumed import Make, X, Y, check_exact
 from loopkit import Learner, every, seed_everything
 from loopkit.data import ResumableSampler, TensorLoader
 from loopkit.errors import PluginError, StateError

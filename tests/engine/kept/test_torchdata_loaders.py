@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import default_collate as collate
 
-from engine.resumed import PLACES, Make, X, Y, check_exact, make_run
+from engine.kept.resumed import PLACES, Make, X, Y, check_exact, make_run
 from loopkit import Learner
 from loopkit.errors import StateError
 

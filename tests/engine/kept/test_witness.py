@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from life.runs import make, train, val
 from torch import nn
 
+from engine.life.runs import make, train, val
 from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.plugins import Checkpoint
 

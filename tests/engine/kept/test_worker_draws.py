@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
-from engine.resumed import PLACES, X, Y, check_exact, make_run
+from engine.kept.resumed import PLACES, X, Y, check_exact, make_run
 from loopkit.data import Prefetch, ResumableSampler, TensorLoader
 from loopkit.engine.kept.worker_draws import lost_when_it_begins
 
