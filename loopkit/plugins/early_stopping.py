@@ -161,7 +161,7 @@ class EarlyStopping(Shown):
     def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Look at the metric, and ask for the end of the fit if the criterion is met."""
         keep = epoch.keep(self)
-        if keep.get("cut", False):
+        if learner.current is None or keep.get("cut", False):
             return
         if phase.name == self._training_phase and self.criterion.needs_training:
             self.criterion.observe_training(learner.world.share(self._value(learner, phase, self.training)))

@@ -382,6 +382,7 @@ def test_fault_matrix_samples_every_site_kind_and_place():
 def test_fault_matrix_holds_every_hook():
     own = {name for name, hook in hooks().items() if hook.kind != "event" or own_event(name)}
     others = {"signal_begin", "setup_data"}  # one comes by a signal alone, the other also before the fit: see below
+    others |= {"setup_optimizer"}  # before the fit as well: tests/engine/compile/test_setup_optimizer.py
     others |= {"log_value", "instrument_call"}  # in tests/logs and tests/engine/compile
     assert own - {site.hook for site in SITES} <= others
 

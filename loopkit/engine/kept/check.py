@@ -73,7 +73,6 @@ def _malformed(parts: Parts, state: Mapping[str, Any]) -> list[str]:
         "epochs": LIST,
         "data": MAPPING,
         "nested": MAPPING,
-        "generators": MAPPING,
         **({"made": FACTS} if "made" in state else {}),
         **({"ranks": LIST} if "ranks" in state else {}),
     }
@@ -125,7 +124,7 @@ def _malformed_rounds(parts: Parts, state: Mapping[str, Any]) -> list[str]:
     """List the faults in the round of a user's loop, and in the parts that each process has of its own."""
     problems = Round.problems(state["round"]) if "round" in state else []
     apart = [part.name for part in parts if part.name in state and part.apart(state[part.name]) is not None]
-    kinds = {"generators": MAPPING, "stores": LIST, **dict.fromkeys(apart, MAPPING)}
+    kinds = {"stores": LIST, **dict.fromkeys(apart, MAPPING)}
     for rank, saved in enumerate(state.get("ranks", ())):
         in_a_round = {"round": MAPPING} if isinstance(saved, Mapping) and "round" in saved else {}
         problems += wrong(f"ranks[{rank}]", saved, {**kinds, **in_a_round}, more=False)

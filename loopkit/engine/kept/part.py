@@ -91,6 +91,13 @@ class LearnerPart:
         """Return what of its saved form differs from process to process; None if nothing does."""
         return None
 
-    def share(self, saved: list[Any], rank: int, size: int) -> Any:
-        """Return the share of process `rank` of `size`, from what `apart` returned on the processes that saved."""
+    def share(self, whole: Any, saved: list[Any], rank: int, size: int) -> Any:
+        """Return the saved form for process `rank` of `size`.
+
+        Args:
+            whole: The form of the process that wrote the state.
+            saved: What `apart` returned on each process that saved.
+            rank: This process.
+            size: How many there are now.
+        """
         return saved[min(rank, len(saved) - 1)]

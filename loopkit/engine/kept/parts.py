@@ -16,11 +16,12 @@ from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizer_states import OptimizerStates
 from loopkit.engine.kept.part import LearnerPart
 from loopkit.engine.kept.plugin_states import PluginStates
+from loopkit.engine.kept.random_generators import RandomGenerators
 from loopkit.engine.kept.weights import Form, LeftOutBuffers, ModelWeights
 from loopkit.progress import Progress
 
-POSITIONS = {"epochs": 1, "data": 1, "fit": 2, "generators": 1, "left_out": 1, "made": 1, "parts": 1, "round": 1}
-"""The forms of what a state holds beside the parts: where the run is, its generators, and of what it was made."""
+POSITIONS = {"epochs": 1, "data": 1, "fit": 2, "left_out": 1, "made": 1, "parts": 1, "round": 1}
+"""The forms of what a state holds beside the parts: where the run is, and of what it was made."""
 
 FIRST = "models", "buffers", "optimizers", "progress", "metrics"
 """The first parts of states and messages: the first difference explains most."""
@@ -69,6 +70,7 @@ class Parts:
         self.weights = ModelWeights(modules, in_training_form)
         self._optimizers = OptimizerStates(lambda: models.optimizers)
         self._buffers = LeftOutBuffers(modules, in_training_form)
+        self._generators = RandomGenerators()
         self._counts = Counts(progress)
         self._metrics = LastMetrics(metrics)
 
@@ -88,6 +90,7 @@ class Parts:
         yield self.flags
         yield self._optimizers
         yield models.modes
+        yield self._generators
         yield self.weights
         yield self._buffers
         yield models.measured

@@ -84,9 +84,9 @@ class PluginStates(LearnerPart):
         plugins = self.now()
         return {name: state for name, state in saved.items() if hasattr(plugins.get(name), "reshard")}
 
-    def share(self, saved: list[Any], rank: int, size: int) -> dict[str, Any]:
+    def share(self, whole: Any, saved: list[Any], rank: int, size: int) -> dict[str, Any]:
         """Return this process's own, or its share if the number of processes has changed."""
-        own = dict(saved[min(rank, len(saved) - 1)])
+        own = {**whole, **saved[min(rank, len(saved) - 1)]}
         for name in saved[0]:
             reshard = getattr(self.now().get(name), "reshard", None)
             if reshard is not None and len(saved) != size:

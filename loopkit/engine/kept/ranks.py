@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from loopkit.base import generators
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.rounds import Round
 
@@ -25,14 +24,11 @@ def localized(parts: Parts, round: Round, given: Mapping[str, Any], rank: int, s
     state = dict(given)
     ranks = state.get("ranks") or [_apart(parts, state)]
     own = ranks[min(rank, len(ranks) - 1)]
-    # of a process that was not there, the generators are its own
-    state["generators"] = own["generators"] if rank < len(ranks) else generators.save()
     if "round" in own:
         state["round"] = round.share([each["round"] for each in ranks], rank, size)
     for part in parts:
         if part.name in own:
-            shared = part.share([each[part.name] for each in ranks], rank, size)
-            state[part.name] = {**state[part.name], **shared}
+            state[part.name] = part.share(state[part.name], [each[part.name] for each in ranks], rank, size)
     state["epochs"] = [
         {**epoch, "stores": {**epoch["stores"], **_stores(parts, ranks, index, rank, size)}}
         for index, epoch in enumerate(state["epochs"])
@@ -49,7 +45,6 @@ def _apart(parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
     apart = {part.name: part.apart(state[part.name]) for part in parts if part.name in state}
     return {
         **({"round": state["round"]} if "round" in state else {}),
-        "generators": state["generators"],
         **{name: each for name, each in apart.items() if each is not None},
         "stores": [parts.plugins.stores_apart(epoch["stores"]) for epoch in state["epochs"]],
     }

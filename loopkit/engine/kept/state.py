@@ -160,7 +160,7 @@ def _is_named(state: Mapping[str, Any], part: str) -> bool:
 
 
 def _load(core: Core, state: Mapping[str, Any]) -> None:
-    """Load the parts and the random generators; if one fails, all are as they were."""
+    """Load the parts; if one fails, all are as they were."""
     undos: Undos = []
     core.witness.begin()
     with undone_by(undos):
@@ -168,6 +168,3 @@ def _load(core: Core, state: Mapping[str, Any]) -> None:
             part.prepare(state.get(part.name, {}))
         for part in core.parts:
             undos.append((part.what, part.load(state.get(part.name, {}))))
-        before = generators.save()
-        undos.append(("the random generators", lambda: generators.restore(before)))
-        generators.restore(state["generators"])

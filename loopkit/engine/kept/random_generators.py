@@ -1,0 +1,34 @@
+"""RandomGenerators: the global random generators of Python, NumPy and torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from loopkit.base import generators
+from loopkit.engine.kept.part import LearnerPart
+
+
+class RandomGenerators(LearnerPart):
+    """The global random generators. The position of the run saves them: it may hold those of an epoch's begin."""
+
+    name = "generators"
+    what = "the random generators"
+
+    def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
+        """Put them where they were; return the undo."""
+        before = generators.save()
+        try:
+            generators.restore(saved)
+        except BaseException:
+            generators.restore(before)
+            raise
+        return lambda: generators.restore(before)
+
+    def apart(self, saved: Any) -> Any:
+        """Return all: each process draws from its own."""
+        return saved
+
+    def share(self, whole: Any, saved: list[Any], rank: int, size: int) -> Any:
+        """Return this process's own; one that was not there keeps those that it has."""
+        return saved[rank] if rank < len(saved) else generators.save()
