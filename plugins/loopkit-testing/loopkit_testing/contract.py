@@ -168,7 +168,7 @@ SAYS_MORE = {
     "exact_resume": ("state_round_trip", "loader_kept"),
     "no_undeclared_effect": ("declared_access",),
     "under_autocast": ("fit_twice",),
-    "validated_within": ("fit_twice", "metrics_reset"),
+    "validated_within": ("fit_twice", "metrics_reset", "state_round_trip", "declared_access"),
     "paused_in_process": ("fit_twice",),
     "evaluated_between": ("fit_twice",),
 }

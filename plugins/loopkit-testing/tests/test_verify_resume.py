@@ -262,7 +262,7 @@ def test_a_plugin_that_does_not_load_its_state_is_named(script):
 @pytest.mark.parametrize("function", ["saves_nothing", "saves_too_little"])
 def test_a_plugin_whose_saved_state_shows_nothing_is_a_suspect(script, function):
     lines = problem(script, function, 3).splitlines()
-    assert lines[0].startswith("DIFFERENT. Before the state of any plugin, models.model differs, after step 4: what")
+    assert lines[0].startswith("DIFFERENT. Before the state of any plugin, models.model differs, after step 4: the")
     assert lines[1].startswith("models.model.0.bias: 1 of 8 values differ, first at [5]: 0.42979")
     assert lines[2] == "What else differs then: models.model, optimizers.optimizer"
     assert lines[3].endswith("not saved, first in plugins that are not loopkit's own: zebra")
