@@ -1,5 +1,5 @@
 """What runs a page apart from others."""
 
-from test_docs import isolated
+from project.test_docs import isolated
 
 __all__ = ["isolated"]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from test_docs import run_page
+from project.test_docs import run_page
 
 README = Path(__file__).parent.parent / "README.md"
 

@@ -1,7 +1,7 @@
 """What keeps tests from going by how busy the machine is, and what runs a page apart from others."""
 
 from hypothesis import HealthCheck, settings
-from test_docs import isolated
+from project.test_docs import isolated
 
 __all__ = ["isolated"]
 

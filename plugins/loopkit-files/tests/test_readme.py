@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_docs import ROOT, SHAPE, agrees, blocks, run_page
+from project.test_docs import ROOT, SHAPE, agrees, blocks, run_page
 
 from loopkit.commands import cli
 

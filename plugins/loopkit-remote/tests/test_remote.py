@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from distributed.processes import run
+from engine.life.runs import Killed, at, end, kill, make, same, train, val, whole
 from helpers import on
-from life.runs import Killed, at, end, kill, make, same, train, val, whole
 from loopkit_testing import check_plugin
 from pages import run_page
 from shaky import URL, Shaky, shaky  # noqa: F401 - a fixture

@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from life.runs import Killed, at, end, kill, make, same, train, val, whole
+from engine.life.runs import Killed, at, end, kill, make, same, train, val, whole
 
 from loopkit import every
 from loopkit.checkpoint import listing, verify

@@ -12,8 +12,8 @@ from distributed import test_collectives, test_ddp, test_votes
 from distributed.processes import run
 from distributed.test_collectives import OBJECTS, STEPS
 from distributed.test_votes import KINDS, Local, check_alone, check_equal, params, train
+from engine.life.runs import at, same, saved, sigterm
 from helpers import keeps_contract
-from life.runs import at, same, saved, sigterm
 from loopkit_testing import Case
 from loopkit_testing.processes import compared, train_together
 from torch import nn
