@@ -273,7 +273,7 @@ def test_processes_take_smaller_parts_together(accumulate):
 
 
 def test_sharded_parameters_are_refused(monkeypatch):
-    monkeypatch.setattr(micro_batch, "is_sharded", lambda value: True)
+    monkeypatch.setattr(micro_batch.sharded, "is_sharded", lambda value: True)
     with pytest.raises(PluginError, match="the parameters are sharded"):
         fit(made(MicroBatch(2)))
 

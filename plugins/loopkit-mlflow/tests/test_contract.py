@@ -17,6 +17,6 @@ def place(server, tmp_path_factory):
         yield
 
 
-test_mlflow_keeps_the_contract = plugin_contract(
-    lambda: mlflow(experiment="contract", spool=os.environ["SPOOLS"]), name="mlflow"
+test_mlflow_keeps_the_contract = pytest.mark.slow(  # some three minutes: each fit waits for the server
+    plugin_contract(lambda: mlflow(experiment="contract", spool=os.environ["SPOOLS"]), name="mlflow")
 )

@@ -230,7 +230,9 @@ def test_a_metric_that_is_not_finite_reaches_the_study():
     assert study.trials[0].intermediate_values == {1: float("inf")}
 
 
+WITHIN = {"validated_within": "counted by epochs it raises there, and names steps='updates'"}
 test_contract = plugin_contract(
-    lambda: (OptunaPruning(a_study(study_name="contract").ask()), Metrics()), name="optuna_pruning"
+    lambda: (OptunaPruning(a_study(study_name="contract").ask()), Metrics()), name="optuna_pruning", skip=WITHIN
 )
-test_contract_without_a_trial = plugin_contract(lambda: (OptunaPruning(None), Metrics()))
+test_contract_without_a_trial = plugin_contract(lambda: (OptunaPruning(None), Metrics()), skip=WITHIN)
+test_contract_by_updates = plugin_contract(lambda: (OptunaPruning(None, steps="updates"), Metrics()))

@@ -106,7 +106,8 @@ def meets_a_stranger(error: Exception) -> bool:
 
 def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Compile a graph in this process; its random numbers are those of eager."""
-    from torch._inductor.compile_fx import compile_fx_inner
+    with _without_deprecations():
+        from torch._inductor.compile_fx import compile_fx_inner
 
     compiled = _compiled(graph, inputs, compile_fx_inner)
     keep_freed_memory()
@@ -114,9 +115,16 @@ def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
 
 
+@contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Inside, torch does not warn of its own functions that its own modules use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
 def _compiled(graph: fx.GraphModule, inputs: Sequence[Tensor], inner: Callable[..., Any]) -> Any:
-    with warnings.catch_warnings(), _environment(), _without_hints():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of its own functions
+    with _without_deprecations(), _environment(), _without_hints():
         from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx
 

@@ -372,6 +372,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_training_that_is_killed_takes_its_process_along(cache):
     here = Path(__file__).parent
     training = subprocess.Popen(

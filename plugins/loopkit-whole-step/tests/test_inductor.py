@@ -58,6 +58,7 @@ def test_compiling_is_timed_and_told(learners):
     assert "a graph, compiled in" in row.note
 
 
+@pytest.mark.slow
 def test_two_optimizers_and_a_spike_are_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     made = []
@@ -72,6 +73,7 @@ def test_two_optimizers_and_a_spike_are_compiled(tmp_path, monkeypatch):
     assert apart(eager, learner) < 1e-5  # of numbers below 1, after 40 updates in float32
 
 
+@pytest.mark.slow
 def test_compiled_run_that_goes_on_is_bitwise_the_one_in_one_piece(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
 
