@@ -29,7 +29,7 @@ from loopkit.author import Target, plugin_name
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 
-BLOCKS = 2.0
+BLOCKS = 1.0
 """How many seconds a ``fit_end`` may take for a problem as small as the one here."""
 
 
