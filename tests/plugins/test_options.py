@@ -81,7 +81,7 @@ GIVEN = {
         {"criterion": Patience(3)},
     ],
     "EvalMode": [{"patterns": ("0", "1"), "name": "still"}],
-    "Freeze": [{"patterns": ("0", {"1": 3}), "thaw_at": 2, "norms": False, "name": "frozen"}],
+    "Freeze": [{"patterns": ("0", {"1": 3}), "thaw_at": 2, "norms": False, "saved": False, "name": "frozen"}],
     "GradNoise": [{"std": 0.2, "decay": 0.5, "seed": 3}],
     "GradNorm": [{"norm_type": 1.0, "clipped": True, "name": "norms"}],
     "History": [{"steps": True}],

@@ -68,7 +68,8 @@ class ModelWeights(LearnerPart):
                     undos.append((f"model {name!r}", partial(model.load_state_dict, copy.deepcopy(own))))
                 try:
                     values = {key: sharded.like(value, own.get(key)) for key, value in saved[name].items()}
-                    model.load_state_dict(values, strict=values.keys() >= own.keys())  # else some were left out
+                    left_out = {} if values.keys() >= own.keys() else {"strict": False}
+                    model.load_state_dict(values, **left_out)
                 except Exception as error:
                     locate(error, f"in load_state_dict of model {name!r}")
                     raise

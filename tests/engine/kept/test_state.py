@@ -1022,3 +1022,23 @@ def test_plugin_with_half_a_state_is_refused_when_the_learner_is_built(has):
     with pytest.raises(PluginError, match=f"no {lacks}"):
         learner.add(plugin)
     assert learner.plugins == {}
+
+
+@pytest.mark.parametrize("kind", ["own load_state_dict", "own both", "plain"])
+def test_model_whose_load_state_dict_takes_only_the_state_is_loaded(kind):
+    class Own(nn.Linear):
+        def load_state_dict(self, state_dict):
+            return super().load_state_dict(state_dict)
+
+    class Both(Own):
+        def state_dict(self, *args, **options):
+            return super().state_dict(*args, **options)
+
+    made = {"own load_state_dict": Own, "own both": Both, "plain": nn.Linear}[kind]
+
+    def learner():
+        return Learner(made(3, 1), nn.MSELoss(), lambda p: torch.optim.SGD(p, 0.1), standard=False)
+
+    first, again = learner(), learner()
+    again.load_state_dict(first.state_dict())
+    assert torch.equal(first.model.weight, again.model.weight)
