@@ -109,7 +109,7 @@ class Core:
 
     def look_at_data(self, phase: str, data: Any) -> None:
         """Let the witness look at the data of a phase, or at the function that makes it."""
-        if is_looked_at(data) and not self.witness.knows(name_of_data(phase), data):
+        if not self.witness.knows(name_of_data(phase), data) and is_looked_at(data):
             self.witness.add(self._roots().of_data(phase, data))
 
     def _roots(self) -> RootsOfLearner:
