@@ -29,18 +29,18 @@ def test_a_ratio_within_the_slack_of_its_bound_holds_at_once(gate, capsys):
 
 
 def test_a_ratio_holds_if_one_of_three_tries_is_within(gate, capsys):
-    it = made(gate, 1.4, 1.3, 1.1)
+    it = made(gate, 1.3, 1.2, 1.1)
     it.ratio("a / b", None, None, 1.0, 1)
     assert it.beyond == []
     assert it.figures["a / b"]["tries"] == 3
 
 
 def test_a_ratio_beyond_in_three_tries_does_not_hold(gate, capsys):
-    it = made(gate, 1.4, 1.3, 1.26, 1.0)
+    it = made(gate, 1.3, 1.2, 1.16, 1.0)
     it.ratio("a / b", None, None, 1.0, 1)
     it.hold({"c": 0.9}, lambda: {"c": 0.9})
     assert it.beyond == ["a / b"]
-    assert "BEYOND 1.250" in capsys.readouterr().out
+    assert "BEYOND 1.150" in capsys.readouterr().out
 
 
 def test_the_command_fails_beyond_and_appends_a_line(gate, monkeypatch, tmp_path, capsys):
@@ -49,8 +49,8 @@ def test_the_command_fails_beyond_and_appends_a_line(gate, monkeypatch, tmp_path
     monkeypatch.setattr("sys.argv", ["gate.py", "--results", str(path)])
     measured = 1.0
     gate.main()
-    measured = 1.3
-    with pytest.raises(SystemExit, match=r"beyond 1\.25 of the bound in three tries: a"):
+    measured = 1.2
+    with pytest.raises(SystemExit, match=r"beyond 1\.15 of the bound in three tries: a"):
         gate.main()
     first, second = map(json.loads, path.read_text().splitlines())
     assert (first["ratios"]["a"]["beyond"], second["ratios"]["a"]["beyond"]) == (False, True)
