@@ -41,7 +41,9 @@ SCOPE = Scope(deep=DEEP, long=LONG, held_by=named_by, lazy=True)
 
 
 def is_looked_at(data: Any) -> bool:
-    """Whether data is looked at: no tuple, which holds batches only, and no data with a state."""
+    """Whether data is looked at: no tuple, which holds batches only, no list of one batch, and no data with a state."""
+    if type(data) is list:
+        return len(data) != 1 or isinstance(data[0], PLAIN)
     return type(data) is not tuple and not has_own_state(data)
 
 
