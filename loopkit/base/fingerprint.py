@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from loopkit.base.raw import raw
+from loopkit.base.digest import digest
 from loopkit.base.words import some
-
-DIGITS = 32
 
 
 def fingerprint(tensor: Tensor) -> str | None:
@@ -25,14 +22,8 @@ def fingerprint(tensor: Tensor) -> str | None:
         parts = [fingerprint(getattr(held, name)) for name in held.__tensor_flatten__()[0]]
         if None in parts:
             return None
-        return hashlib.sha256(f"{type(held).__name__} {parts}".encode()).hexdigest()[:DIGITS]
-    if type(held) is not Tensor or held.layout is not torch.strided or held.is_meta or held.is_quantized:
-        return None
-    flat = held.resolve_conj().resolve_neg().cpu()  # host sync: for a save, once for each tensor
-    hasher = hashlib.sha256(f"{held.dtype} {tuple(held.shape)};".encode())
-    if flat.numel():
-        hasher.update(raw(flat).numpy().data)
-    return hasher.hexdigest()[:DIGITS]
+        return digest([type(held).__name__, *parts])
+    return digest(held) if held.layout is torch.strided else None
 
 
 def told(names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""proof: a digest of the last batch of an open epoch, by which a resumed run knows its data again."""
+"""data_check: a digest of the last batch of an open epoch, by which a resumed run knows its data again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 
 from loopkit.base import generators
 from loopkit.base.batches import describe, leaves
+from loopkit.base.digest import digest
 from loopkit.base.notes import warn
 from loopkit.data import Loader, Shares
 from loopkit.engine.kept.data_parts import DataParts, same
-from loopkit.engine.kept.digest import digest
 from loopkit.errors import StateError
 
 VARIABLE = "LOOPKIT_DATA"
@@ -77,7 +77,7 @@ class DataCheck:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any], facts: Mapping[str, Any], known: bool) -> DataCheck:
-        """Return a proof for an open epoch.
+        """Return the check for an open epoch.
 
         Args:
             saved: The saved form of the epoch.

@@ -14,9 +14,9 @@ from torch import Tensor
 from loopkit.base import generators, sharded
 from loopkit.base.notes import warn
 from loopkit.base.sparse import unpacked
+from loopkit.engine.kept.content import content
 from loopkit.engine.kept.data_check import STOP, DataCheck
 from loopkit.engine.kept.data_parts import DataParts
-from loopkit.engine.kept.digest import content
 from loopkit.engine.kept.loader_positions import (
     batches_of,
     begin,

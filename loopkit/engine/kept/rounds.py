@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from loopkit.base import generators
+from loopkit.base.digest import digest
 from loopkit.base.kinds import ANY, COUNT, LIST, MAPPING, NUMBERS, Kind, wrong
 from loopkit.base.notes import warn
 from loopkit.base.words import half_a_state
-from loopkit.engine.kept.digest import digest
 from loopkit.engine.kept.values import nbytes, pack, unpack
 from loopkit.engine.kept.walk import walk
 from loopkit.errors import PhaseError

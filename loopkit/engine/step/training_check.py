@@ -1,4 +1,4 @@
-"""Training: what a phase that trains has to do, and what it leaves to the engine."""
+"""TrainingCheck: what a phase that trains has to do, and what it leaves to the engine."""
 
 from __future__ import annotations
 
