@@ -21,7 +21,7 @@ from loopkit.data.place import (
     Place,
     Shares,
     Tail,
-    function,
+    checked_function,
     load_place,
     mix,
     ordered,
@@ -325,7 +325,7 @@ class Loader(ABC):
 class _MappedLoader(Loader):
     def __init__(self, source: Loader, fn: Callable[..., Any], seed: int | None) -> None:
         super().__init__(source)
-        self._fn = function(fn)
+        self._fn = checked_function(fn)
         self._seed = None if seed is None else whole_number("seed", seed)
         self._seeds: list[int] = list(source.identity().get("map_seeds", ()))
         if self._seed is not None:
@@ -390,7 +390,7 @@ class _FunctionLoader(Loader):
         if count < 1:
             raise EmptyDataError(f"there is no batch: n is {n}; it counts the batches of an epoch, from 1")
         super().__init__(Shares(count, batch_size=1))
-        self._fn = function(fn)
+        self._fn = checked_function(fn)
         self._seed = None if seed is None else whole_number("seed", seed)
 
     def identity(self) -> dict[str, Any]:

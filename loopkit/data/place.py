@@ -276,7 +276,7 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
-def function(fn: Any) -> Callable[..., Any]:
+def checked_function(fn: Any) -> Callable[..., Any]:
     """Return a function, or raise if it is none."""
     if not callable(fn):
         raise LoaderError(f"fn is {describe(fn)}: it must be a function that returns a batch")

@@ -18,7 +18,7 @@ from loopkit.data.place import (
     Place,
     Shares,
     Tail,
-    function,
+    checked_function,
     load_place,
     mix,
     ordered,
@@ -322,7 +322,7 @@ def seeded(dataset: Any, fn: Callable[[Any, torch.Generator], Any]) -> Dataset[A
     """
     if not hasattr(dataset, "__getitem__"):
         raise LoaderError(f"dataset is {describe(dataset)}: seeded needs one that gives samples by index")
-    return _SeededDataset(dataset, function(fn))
+    return _SeededDataset(dataset, checked_function(fn))
 
 
 class _SeededDataset(Dataset[Any]):

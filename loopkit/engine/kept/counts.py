@@ -7,14 +7,14 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from loopkit.base.kinds import COUNT, NUMBERS, wrong
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 from loopkit.progress import Progress
 
 COUNTERS = {counter.name: COUNT for counter in fields(Progress)}
 """The counters and their kinds."""
 
 
-class Counts(LearnerPart):
+class Counts(Part):
     """The counters of a run: steps, updates, samples, epochs.
 
     Args:
@@ -46,7 +46,7 @@ class Counts(LearnerPart):
             setattr(self._progress, name, value)
 
 
-class LastMetrics(LearnerPart):
+class LastMetrics(Part):
     """The last value of each metric.
 
     Args:

@@ -19,7 +19,7 @@ from loopkit.engine.kept.buffers import put_buffers, strange_buffers, unsaved_bu
 from loopkit.engine.kept.compiled import unwrapped
 from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.looks import is_left, is_shut
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 from loopkit.engine.kept.walk import HOLDERS, MAPPINGS, SEQUENCES, Found, HeldBy, walk
 from loopkit.errors import StateError
 
@@ -45,7 +45,7 @@ class Owner(NamedTuple):
     """Yields what its functions hold; without it, functions are not looked into."""
 
 
-class Extras(LearnerPart):
+class Extras(Part):
     """The modules that the loss function, phases and plugins hold, by their owners: saved as the models are.
 
     A module that belongs to a model is not one of them. Parameters that stand in an attribute are taken, too, and other

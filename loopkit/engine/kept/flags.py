@@ -11,7 +11,7 @@ from torch import nn
 from loopkit.base.kinds import COUNT, FLAG, LIST, MAPPING, wrong
 from loopkit.base.notes import say, warn
 from loopkit.base.words import some
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 from loopkit.groups import covers
 
 SAVED = {"frozen": LIST, "changed": MAPPING, "accumulate": LIST}
@@ -26,7 +26,7 @@ class Models(Protocol):
         """Yield every parameter with its name."""
 
 
-class Flags(LearnerPart):
+class Flags(Part):
     """The ``requires_grad`` of parameters and ``learner.accumulate``, of which a state holds what a run has changed.
 
     Parameters whose training a plugin owns, such as those of `Freeze`, are left to the plugin.

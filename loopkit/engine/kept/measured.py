@@ -11,13 +11,13 @@ from torch import Tensor
 
 from loopkit.base import sharded
 from loopkit.base.kinds import NAMED
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Measured(LearnerPart):
+class Measured(Part):
     """The weights with which the metrics of a phase were measured, where these are not the models' own.
 
     A state holds it as ``weights.<phase>``.
@@ -53,16 +53,6 @@ class Measured(LearnerPart):
     def drop(self, phase: str) -> None:
         """Forget what a phase has measured."""
         self._taken.pop(phase, None)
-
-    # As a part
-
-    def begin(self, saved: Any | None) -> None:
-        """Start with a fit, which measures anew."""
-        self._taken = {}
-
-    def end(self, error: BaseException | None) -> None:
-        """Forget what was measured."""
-        self._taken = {}
 
     def saved(self, whole: bool = True) -> dict[str, Any] | None:
         """Return what was taken, by phase, model and tensor; `load_best` and `load_weights` read it from the file."""

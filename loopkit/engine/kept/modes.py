@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loopkit.base import sharded
 from loopkit.base.kinds import NAMED
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 from loopkit.engine.kept.swapped import MISSING, Swapped
 
 TRAIN, EVAL = "train", "eval"
@@ -25,7 +25,7 @@ PLAIN = (type(None), bool, int, float, str, Tensor)
 Replaced = Callable[[Callable[[], None], Callable[[], None], str], AbstractContextManager[None]]
 
 
-class Modes(LearnerPart):
+class Modes(Part):
     """The optimizers of which ``train()`` and ``eval()`` are called around training and validation, and their modes.
 
     In an epoch that does not train, the evaluation form stands in the place of the weights, as an average does. What a
@@ -143,7 +143,7 @@ class Modes(LearnerPart):
         """Return the attributes of an optimizer that its switches change; a state holds them."""
         return self._attributes.get(name, ())
 
-    # As a part
+    # What is saved
 
     def saved(self, whole: bool = True) -> dict[str, Any] | None:
         """Return the mode of each that was switched, with the attributes that a switch changes."""

@@ -12,11 +12,11 @@ from loopkit.base.kinds import NAMED
 from loopkit.base.notes import locate
 from loopkit.engine.kept.differences import names
 from loopkit.engine.kept.optimizers import OptimizerPart, malformed
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 from loopkit.engine.kept.undo import Undos, all_of, undone_by
 
 
-class OptimizerStates(LearnerPart):
+class OptimizerStates(Part):
     """The state of each optimizer; see `OptimizerPart`.
 
     Args:

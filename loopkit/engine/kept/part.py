@@ -1,49 +1,23 @@
-"""Part: one thing that a state holds, with its check and its way back."""
+"""Part: one thing that a state holds of a learner, with its check and its way back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from loopkit.base.kinds import MAPPING, Kind
 
 
-class Part(Protocol):
-    """Something that is kept over a fit or an epoch: its living form, its saved form, and the way between them.
+class Part:
+    """One of the things that a state holds of a learner: its saved form, its check and its way back.
 
-    A part that is made for a fit or an epoch gets its saved form in `begin`; one of the learner, which exists already,
-    in `load`. No part uses both.
+    `loopkit.engine.kept.parts.Parts` lists them. This one holds nothing.
     """
 
-    name: str
-    """Where a state holds it."""
-    version: int
-    """The form of `saved`; `problems` and `load` know all forms up to this one."""
-
-    def begin(self, saved: Any | None) -> None:
-        """Start with the fit or epoch, from what a state holds of it; None if it is new."""
-
-    def end(self, error: BaseException | None) -> None:
-        """End with the fit or epoch, which `error` ended early if it is given."""
-
-    def saved(self) -> Any:
-        """Return its saved form: None, booleans, numbers, strings, lists, tuples, dicts and tensors."""
-
-    def problems(self, saved: Any) -> list[str]:
-        """Compare a saved form with the learner, and return the differences in words, before anything is changed."""
-
-    def load(self, saved: Any) -> Callable[[], None]:
-        """Put a saved form back into what exists already, and return the undo."""
-
-    def share(self, saved: list[Any], rank: int, size: int) -> Any:
-        """Return the share of process `rank` of `size`, from the saved forms of all processes that saved."""
-
-
-class LearnerPart:
-    """A `Part` of what a learner has before and after its fits, as `Parts` lists them. This one holds nothing."""
-
     name = ""
+    """Where a state holds it."""
     version = 1
+    """The form of `saved`; `problems` and `load` know all forms up to this one."""
     what = ""
     """A description, for an undo that fails."""
     kind: Kind = MAPPING
@@ -53,14 +27,8 @@ class LearnerPart:
     optional = False
     """Whether a state may lack it: there was nothing to save, or an earlier loopkit saved none."""
 
-    def begin(self, saved: Any | None) -> None:
-        """Stay as it is: it is the learner's."""
-
-    def end(self, error: BaseException | None) -> None:
-        """Stay as it is: it is the learner's."""
-
     def saved(self, whole: bool = True) -> Any:
-        """Return its saved form; None if there is nothing to save.
+        """Return its saved form, of values that a state can hold; None if there is nothing to save.
 
         Args:
             whole: Tensors that are spread over processes are collected. Else each process saves its shards.

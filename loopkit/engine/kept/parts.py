@@ -14,7 +14,7 @@ from loopkit.engine.kept.flags import Flags
 from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizer_states import OptimizerStates
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 from loopkit.engine.kept.plugin_states import PluginStates
 from loopkit.engine.kept.random_generators import RandomGenerators
 from loopkit.engine.kept.weights import Form, LeftOutBuffers, ModelWeights
@@ -58,7 +58,7 @@ class Parts:
         modules: Mapping[str, nn.Module],
         in_training_form: Form,
         plugins: Callable[[], Mapping[str, Any]],
-        phases: LearnerPart,
+        phases: Part,
         flags: Flags,
         progress: Progress,
         metrics: dict[str, float],
@@ -74,7 +74,7 @@ class Parts:
         self._counts = Counts(progress)
         self._metrics = LastMetrics(metrics)
 
-    def told(self) -> list[LearnerPart]:
+    def told(self) -> list[Part]:
         """Return the parts in the order of states and messages."""
         return sorted(self, key=lambda part: FIRST.index(part.name) if part.name in FIRST else len(FIRST))
 
@@ -82,7 +82,7 @@ class Parts:
         """Return the form of each part, and of what a state holds beside them."""
         return {**{part.name: part.version for part in self}, **POSITIONS}
 
-    def __iter__(self) -> Iterator[LearnerPart]:
+    def __iter__(self) -> Iterator[Part]:
         models = self._models
         yield self.plugins
         yield self.phases

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from loopkit.base.notes import locate
 from loopkit.base.words import STATE, half_a_state
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 from loopkit.engine.kept.undo import all_of, undo_of, undone_by
 from loopkit.errors import PhaseError
 from loopkit.phases import Phase
 
 
-class PhaseStates(LearnerPart):
+class PhaseStates(Part):
     """The states of a learner's phases, and of others that it has run.
 
     Args:

@@ -8,14 +8,14 @@ from typing import Any
 from loopkit.base import sharded
 from loopkit.base.notes import locate
 from loopkit.engine.kept.differences import names
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 from loopkit.engine.kept.undo import Undos, all_of, undo_of, undone_by
 
 PHASE = ".phase"
 """The owner of what a phase keeps for an epoch; no plugin can be called so."""
 
 
-class PluginStates(LearnerPart):
+class PluginStates(Part):
     """The states of the plugins that have one.
 
     Args:
@@ -36,7 +36,7 @@ class PluginStates(LearnerPart):
         """Return the states by name.
 
         Args:
-            whole: As of `LearnerPart.saved`.
+            whole: As of `Part.saved`.
             without: Plugins that are left out.
         """
         states: dict[str, Any] = {}

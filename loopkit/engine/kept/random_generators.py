@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loopkit.base import generators
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 
 
-class RandomGenerators(LearnerPart):
+class RandomGenerators(Part):
     """The global random generators. The position of the run saves them: it may hold those of an epoch's begin."""
 
     name = "generators"

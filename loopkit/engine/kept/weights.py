@@ -17,27 +17,32 @@ from loopkit.base.kinds import NAMED
 from loopkit.base.notes import locate
 from loopkit.engine.kept.buffers import put_buffers, strange_buffers, unsaved_buffers
 from loopkit.engine.kept.differences import first, names
-from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.part import Part
 from loopkit.engine.kept.undo import Undos, all_of, undone_by
 
 Form = Callable[[], AbstractContextManager[Any]]
 
 
-class ModelWeights(LearnerPart):
-    """The weights: the ``state_dict`` of each module.
+class _OfModules(Part):
+    """A part that is read from the learner's modules.
 
     Args:
         models: The learner's, by name.
         in_training_form: A context in which they are in the form in which they are trained.
     """
 
-    name = "models"
-    what = "the models"
     kind = NAMED
 
     def __init__(self, models: Mapping[str, nn.Module], in_training_form: Form) -> None:
         self._models = models
         self._in_training_form = in_training_form
+
+
+class ModelWeights(_OfModules):
+    """The weights: the ``state_dict`` of each module."""
+
+    name = "models"
+    what = "the models"
 
     def saved(self, whole: bool = True) -> dict[str, Any]:
         """Return the tensors by module and name; they are those in use."""
@@ -76,21 +81,11 @@ class ModelWeights(LearnerPart):
         return all_of(undos)
 
 
-class LeftOutBuffers(LearnerPart):
-    """The buffers that a module's ``state_dict`` leaves out.
-
-    Args:
-        models: The learner's, by name.
-        in_training_form: A context in which they are in the form in which they are trained.
-    """
+class LeftOutBuffers(_OfModules):
+    """The buffers that a module's ``state_dict`` leaves out."""
 
     name = "buffers"
     what = "the buffers"
-    kind = NAMED
-
-    def __init__(self, models: Mapping[str, nn.Module], in_training_form: Form) -> None:
-        self._models = models
-        self._in_training_form = in_training_form
 
     def saved(self, whole: bool = True) -> dict[str, Any]:
         """Return them by module and name."""
