@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers import Gap, on
+from helpers import Gap, batches, make_learner, on
 from loopkit_testing import check_plugin, tiny_problem
 
 from loopkit import CancelEpoch, every, hookimpl
@@ -718,3 +718,15 @@ def test_end_of_a_fit_without_a_change_saves_nothing_more(tmp_path):
     learner.remove("early_stopping")
     learner.fit(problem.train, problem.val, epochs=2)
     assert [manifest.about["reason"] for manifest in listing(tmp_path)] == ["epoch", "epoch"]
+
+
+@pytest.mark.parametrize("criterion", [Patience(2), NumberSinceBest(2), Threshold(0.0)], ids=repr)
+def test_evaluation_outside_of_a_fit_moves_nothing(criterion):
+    stopping = EarlyStopping(criterion=criterion)
+    learner = make_learner(stopping, Metrics())
+    learner.fit(batches(4), val=batches(2), epochs=1)
+    before = copy.deepcopy(stopping.state_dict())
+    for _ in range(3):
+        learner.evaluate([(10 * x, y) for x, y in batches(1)])
+    assert stopping.state_dict() == before
+    assert stopping.reason == ""
