@@ -16,6 +16,9 @@ from loopkit.base.words import is_count, nearest
 from loopkit.checkpoint import bundle, disk, encoding, processes, storage, streams, structure, tensors
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.manifest import CHECKPOINT_NAME, MANIFEST, FileInfo, decode_manifest, in_bytes
+from loopkit.checkpoint.place import Place
+from loopkit.checkpoint.resumption import LOGGED
+from loopkit.checkpoint.run_files import RunFiles
 from loopkit.checkpoint.weights import SUFFIX
 from loopkit.criteria import better, checked_mode, direction, is_better
 from loopkit.data import Shares
@@ -38,7 +41,6 @@ from loopkit.metrics import added, as_tensor, classes_axis, count, wide
 from loopkit.plugin import Average, Plugin, declared, hook_states, plugin_name, provided, unwrapped
 from loopkit.plugins import gradients, late, merging, standard_set
 from loopkit.plugins.buffers import Buffers
-from loopkit.plugins.checkpoint import LOGGED
 from loopkit.plugins.log_metrics import learning_rates
 
 free = Owners.free
@@ -61,7 +63,9 @@ __all__ = [
     "Hook",
     "Lock",
     "Member",
+    "Place",
     "Plugin",
+    "RunFiles",
     "Shares",
     "Shown",
     "Target",

@@ -322,7 +322,7 @@ def test_metric_that_json_has_no_number_for_is_a_text(tmp_path):
 
 
 def test_values_that_were_saved_as_texts_are_still_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("loopkit.plugins.checkpoint.number", repr)
+    monkeypatch.setattr("loopkit.checkpoint.retention.number", repr)
     make_learner(Checkpoint(tmp_path, best="val/score", mode="min"), scores(0.5, 0.25, 2.0, 3.0, 4.0)).fit(
         batches(1), batches(1), epochs=5
     )
@@ -1288,7 +1288,7 @@ def test_error_of_a_background_write_is_raised_at_the_end_of_the_next_step(tmp_p
     def wait(learner, **given):
         if learner.progress.steps == 2:
             assert failed.wait(60)
-            plugin._writer._thread.join()
+            plugin._writer.join()
 
     monkeypatch.setattr(storage, "write", write)
     learner = make_learner(plugin, on("step_begin", wait))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from loopkit.author import bundle, disk, storage
+from loopkit.author import Place, RunFiles, bundle, disk, storage
 from loopkit.checkpoint import Manifest
 from loopkit.errors import CheckpointError
 from loopkit.plugins import Checkpoint
@@ -28,6 +28,43 @@ __all__ = ["ShardedCheckpoint", "load", "save"]
 
 SLOWEST = 1800.0
 """Seconds by which one process may write longer than another; one that dies is noticed at once."""
+
+
+class PartFiles(RunFiles):
+    """The state of a run as the files of a checkpoint to which each process adds its part."""
+
+    everywhere = True
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._group: dist.ProcessGroup | None = None
+        self._processes = 1
+
+    def contents(self, learner: Learner, state: dict[str, Any], stands_in: str) -> bundle.Contents:
+        """Return this process's part of a state as files."""
+        made = PartContents.taken(learner, state)
+        if made.found and self._group is None:
+            _check_shared(learner, self.place.directory)
+            self._group = _own_group(learner)
+            self._processes = learner.world.size
+        return made
+
+    def write(self, contents: bundle.Contents, about: dict[str, Any], label: str) -> Manifest | None:
+        """Write a checkpoint together with the other processes."""
+        assert isinstance(contents, PartContents)
+        if not contents.found:
+            return super().write(contents, about, label) if contents.rank == 0 else None
+        return write(contents, self._draft(about, label), self._group, self._processes)
+
+    @contextmanager
+    def _draft(self, about: dict[str, Any], label: str) -> Iterator[storage.Draft]:
+        self.place.keep()
+        with storage.drafted(self.place.directory, about, label=label, there=self.place.note) as draft:
+            yield draft
+
+    def read(self, learner: Learner, manifest: Manifest) -> dict[str, Any]:
+        """Read and verify this process's part of a state."""
+        return reader.read(learner, manifest)
 
 
 class ShardedCheckpoint(Checkpoint):
@@ -47,34 +84,7 @@ class ShardedCheckpoint(Checkpoint):
         Learner(model, loss_fn, torch.optim.AdamW, plugins=[FSDP(), ShardedCheckpoint("runs/a", resume="auto")])
     """
 
-    everywhere = True
-    _group: dist.ProcessGroup | None = None
-    _processes = 1
-
-    def contents(self, learner: Learner, state: dict[str, Any]) -> bundle.Contents:
-        """A state as files: of this process."""
-        made = PartContents.taken(learner, state)
-        if made.found and self._group is None:
-            _check_shared(learner, self.directory)
-            self._group, self._processes = _own_group(learner), learner.world.size
-        return made
-
-    def write(self, contents: bundle.Contents, about: dict[str, Any], label: str) -> Manifest | None:
-        """Write a checkpoint together with the other processes."""
-        assert isinstance(contents, PartContents)
-        if not contents.found:
-            return super().write(contents, about, label) if contents.rank == 0 else None
-        return write(contents, self._draft(about, label), self._group, self._processes)
-
-    @contextmanager
-    def _draft(self, about: dict[str, Any], label: str) -> Iterator[storage.Draft]:
-        self.place.keep()
-        with storage.drafted(self.directory, about, label=label, there=self.place.note) as draft:
-            yield draft
-
-    def read(self, learner: Learner, manifest: Manifest) -> dict[str, Any]:
-        """Read and verify a state: this process's part of it."""
-        return reader.read(learner, manifest)
+    files = PartFiles
 
 
 def _own_group(learner: Learner) -> dist.ProcessGroup | None:
