@@ -72,7 +72,7 @@ class Member(Shown):
     removable = False
     agrees_in_steps = True
     """Whether all processes make the same steps, so that they can agree on something after any of them."""
-    volatile = ("_*", "overlap_now", "reducing", "world")
+    volatile = ("_*", "world")
 
     def __init__(self, *, shard: bool = True, tail: str = "uneven", backend: str | None = None, timeout: float = 300.0):
         if tail not in TAILS:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from loopkit.base import devices
-from loopkit.base.notes import say
-from loopkit.base.words import some
-from loopkit.data.shards import Parts, parts_of
-from loopkit.distributed.buckets import BUCKET_BYTES, Overlap, average, copy_buffers, copy_state
+from loopkit.distributed.at_update import AtUpdate
+from loopkit.distributed.buckets import BUCKET_BYTES, copy_buffers, copy_state
+from loopkit.distributed.gradient_sync import GradientSync
+from loopkit.distributed.in_backward import InBackward
 from loopkit.distributed.member import Member
+from loopkit.distributed.reducers import Reducers
+from loopkit.distributed.weighting import Weighting
 from loopkit.errors import PhaseError, PluginError, WorldError
 from loopkit.groups import params_of
 from loopkit.hooks import hookimpl
@@ -111,41 +112,22 @@ class DDP(Member):
         self._compression = compression
         self._bucket_mb = bucket_mb
         self._bucket_views = bucket_views
-        self._bucket_bytes = BUCKET_BYTES if bucket_mb is None else int(bucket_mb * 2**20)
         self._static_graph = static_graph
         self._find_unused_parameters = find_unused_parameters
         self._fixed_buckets = fixed_buckets
         self._sync_batch_norm = sync_batch_norm
         self._broadcast_buffers = broadcast_buffers
-        self._synced: dict[str, _Synced] = {}
-        self._params: list[nn.Parameter] = []
-        self._reducible = 0
-        """How many of them had a gradient when the reducers were made."""
-        self._phases: dict[int, tuple[Phase, bool | None]] = {}
-        """Whether the reducer serves a phase; None: its updates show whether their backward can send."""
-        self._overlaps: dict[int, Overlap | None] = {}
-        """The overlap that sends during a phase's backward, by phase; None: no overlap in this epoch."""
-        self.overlap_now: Overlap | None = None
-        """The overlap that sends during this step's backward, which ends with an update."""
-        self._backwards = 0
-        """The backwards of this step."""
-        self._told: set[int] = set()
-        """Phases with a line on why their backward sends nothing."""
-        self._sets_weight: dict[str, bool] = {}
-        """Whether a phase sets ``step.weight``, in any process."""
-        self.reducing = False
-        """Whether the reducer syncs in the backward of this step."""
-        self._reduced = False
-        """Whether it has."""
-        self._void = False
-        """Whether the weights of an update were found to sum to 0 over all processes."""
-        self._without: dict[tuple[str, str], set[int]] = {}
-        """Which parameters of an optimizer get no gradient in any process, by phase and optimizer."""
-        self._optimizers = 1
-        self._beside = False
-        """Whether an optimizer trains parameters that are none of the models', such as of a loss."""
-        self._in_parts = False
-        """Whether a plugin takes steps in several backwards."""
+        self._weighting = Weighting(weighted)
+        bucket_bytes = BUCKET_BYTES if bucket_mb is None else int(bucket_mb * 2**20)
+        at_update = AtUpdate(self._weighting, find_unused_parameters, bucket_bytes, COMPRESSION[compression])
+        self._at_update = at_update
+        self._in_backward = InBackward(at_update)
+        self._reducers = Reducers(at_update, find_unused_parameters)
+        self._now: GradientSync = at_update
+        """The strategy of the running step."""
+        self._chosen: dict[int, tuple[Phase, GradientSync]] = {}
+        """The strategy of each phase."""
+        self._setup = Setup()
 
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Start from the state of rank 0, and let calls of the model go through PyTorch's reducer where that syncs."""
@@ -162,14 +144,17 @@ class DDP(Member):
         copy_state([model, *extras])
         if not any(p.requires_grad for p in model.parameters()):
             return model
-        self._params += model.parameters()
-        self._reducible = sum(p.requires_grad for p in self._params)
-        fixed = self._fixed_buckets
-        if fixed is None:  # a sum of two numbers does not depend on their order
-            saves = any(provided(plugin) == "checkpoint" for plugin in learner.plugins.values())
-            fixed = saves and self.world.size > 2 and not self._static_graph
-        self._synced[name] = _Synced(self, model, self._reducer(model, fixed) if self.overlap else None)
-        return self._synced[name]
+        counted = self._reducers.add(name, model)
+        if self.overlap:
+            counted.send_by(self._reducer(model, self._has_fixed_buckets(learner)))
+        return counted
+
+    def _has_fixed_buckets(self, learner: Learner) -> bool:
+        if self._fixed_buckets is not None:
+            return self._fixed_buckets
+        if self.world.size <= 2 or self._static_graph:  # a sum of two numbers does not depend on their order
+            return False
+        return any(provided(plugin) == "checkpoint" for plugin in learner.plugins.values())
 
     def _reducer(self, model: nn.Module, fixed: bool) -> DistributedDataParallel:
         options: dict[str, Any] = {} if self._broadcast_buffers else {"broadcast_buffers": False}
@@ -194,80 +179,74 @@ class DDP(Member):
         """Where the gradients of a phase are synced; for ``learner.explain()``."""
         if not phase.training or hook != "update_begin":
             return ""
-        reducing, why = self._choose(phase)
-        if reducing is None:
+        strategy, why = self._choose(phase)
+        if strategy is self._in_backward:
             return f"gradients are sent in the backward if it is the only one of its step, else here: {why}"
-        where = "in the last backward of each update, by PyTorch's reducer" if reducing else "here"
+        where = "in the last backward of each update, by PyTorch's reducer" if strategy is self._reducers else "here"
         return f"gradients are averaged {where}: {why}"
 
-    def _choose(self, phase: Phase) -> tuple[bool | None, str]:
-        if self.world.size == 1:
-            return False, "there is one process alone, so nothing is done"
-        if not self.overlap:
-            return False, "overlap=False"
-        if self._optimizers != 1:
-            return False, "there are several optimizers"
-        if self._in_parts:
-            return False, "a plugin takes each step in parts, with a backward for each"
-        if len(self._synced) == 1 and isinstance(phase, TrainingPhase) and not self._beside:
-            if all(getattr(type(phase), part) is getattr(TrainingPhase, part) for part in ("step", "forward", "loss")):
-                return True, "the step calls the model once"
-        why = f"{type(phase).__name__} has a step of its own" if len(self._synced) == 1 else "there are several models"
-        why = "the optimizer trains parameters beside the model's" if self._beside else why
+    def _choose(self, phase: Phase) -> tuple[GradientSync, str]:
+        """Return the strategy for a phase, and the reason in words."""
+        setup = self._setup
+        reason = self._reason_to_wait()
+        if reason:
+            return self._at_update, reason
+        models = len(self._reducers.models)
+        if models == 1 and not setup.beside and _calls_once(phase):
+            return self._reducers, "the step calls the model once"
+        why = f"{type(phase).__name__} has a step of its own" if models == 1 else "there are several models"
+        if setup.beside:
+            why = "the optimizer trains parameters beside the model's"
         if self._find_unused_parameters:
-            return False, f"{why}, and parameters may get no gradient"
-        return None, why
+            return self._at_update, f"{why}, and parameters may get no gradient"
+        return self._in_backward, why
+
+    def _reason_to_wait(self) -> str:
+        """Return the reason why gradients of all phases are averaged when an update begins, in words."""
+        if self.world.size == 1:
+            return "there is one process alone, so nothing is done"
+        if not self.overlap:
+            return "overlap=False"
+        if self._setup.optimizers != 1:
+            return "there are several optimizers"
+        if self._setup.in_parts:
+            return "a plugin takes each step in parts, with a backward for each"
+        return ""
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Choose how gradients are synced."""
-        if self.world.size > 1 and phase.training:
-            own = set(map(id, self._params))
-            self._optimizers = len(learner.optimizers)
-            self._beside = any(id(p) not in own for each in learner.optimizers.values() for p in params_of(each))
-            self._in_parts = any(provided(plugin) == "micro_batch" for plugin in learner.plugins.values())
-            self._phases[id(phase)] = phase, self._choose(phase)[0]
-            self._overlaps = {key: overlap for key, overlap in self._overlaps.items() if overlap is not None}
-            epoch.keep(self)["parts"] = None if epoch.resumed else parts_of(epoch.data)
+        if self.world.size == 1 or not phase.training:
+            return
+        own = set(map(id, self._reducers.params))
+        self._setup = Setup(
+            optimizers=len(learner.optimizers),
+            beside=any(id(p) not in own for each in learner.optimizers.values() for p in params_of(each)),
+            in_parts=any(provided(plugin) == "micro_batch" for plugin in learner.plugins.values()),
+        )
+        self._chosen[id(phase)] = phase, self._choose(phase)[0]
+        self._in_backward.begin_epoch()
+        self._weighting.begin_epoch(epoch)
 
     @hookimpl
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Tell the reducer whether this step's backward is the last one of an update."""
+        """Tell the strategy whether this step's backward is the last one of an update."""
         if self.world.size == 1 or not phase.training:
             return
-        self.reducing = self._reduced = False
-        self.overlap_now = None
-        self._backwards = 0
-        for synced in self._synced.values():
-            synced.calls = 0
-        if not _updates(step):
-            return
-        self.reducing = self._phases[id(phase)][1] is True
-        self._begin_overlap(learner, phase, step)
-        if self.reducing and sum(p.requires_grad for p in self._params) != self._reducible:
-            self.reducing = False  # parameters were frozen or thawed since the reducer was made
-        if not self.reducing and self._broadcast_buffers:
+        self._reducers.reset()
+        self._in_backward.reset()
+        chosen = self._chosen[id(phase)][1]
+        updates = _updates(step)
+        in_hook = chosen is self._in_backward and len(self._epochs) > 1
+        serves = chosen.begin(learner, phase, step, updates and not in_hook)
+        self._now = chosen if serves else self._at_update
+        if updates and self._broadcast_buffers and self._now is not self._reducers:
             copy_buffers(learner.models.with_extras().values())
-
-    def _begin_overlap(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Send gradients in this step's backward, if the phase has come to that."""
-        if len(self._epochs) > 1:
-            return
-        overlap = self._overlaps.get(id(phase))
-        if overlap is None or not overlap.serves or self._is_weighted(learner, phase, step):
-            return
-        self.overlap_now = overlap
-        overlap.begin(all(window.seed is not None for window in step.window_state))
 
     @hookimpl
     def step_cancelled(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
-        """Take back what the reducer expects of the backward that does not come."""
-        if self.reducing and not self._reduced and phase.training:
-            if any(synced.calls for synced in self._synced.values()):
-                _disarm(self._params)
-            self.reducing = False
-        if self.overlap_now is not None:
-            self.overlap_now.cancel()
+        """Take back what the others expect of the backward that does not come."""
+        self._now.cancel(phase)
         super().step_cancelled(learner, phase, epoch, step)
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
@@ -282,71 +261,28 @@ class DDP(Member):
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
         """Keep what belongs to the step around, if a hook of that runs the epoch."""
-        outer = self._reduced, self.overlap_now, self._backwards
-        counts = [each.calls for each in self._synced.values()]
-        with super().epoch_context(learner, phase, epoch), self.unsynced():
+        now = self._now
+        with super().epoch_context(learner, phase, epoch), self._reducers.set_aside(), self._in_backward.set_aside():
             try:
                 yield
             finally:
-                if self.overlap_now is not None:
-                    self.overlap_now.listening = False
-                self._reduced, self.overlap_now, self._backwards = outer
-                for synced, count in zip(self._synced.values(), counts, strict=True):
-                    synced.calls = count
+                self._now = now
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
         """For a plugin's own forward beside the step's: its gradients stay in this process."""
-        outer = self.reducing
-        self.reducing = False
-        listening = [each for each in (self.overlap_now,) if each is not None and each.listening]
-        for overlap in listening:
-            overlap.listening = False
-        try:
+        with self._now.paused():
             yield
-        finally:
-            self.reducing = outer
-            for overlap in listening:
-                overlap.listening = True
 
     @hookimpl
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Where the reducer syncs in this backward: give it the gradients of the whole window."""
-        self._backwards += 1
-        if not self.reducing:
-            return
-        calls = {name: synced.calls for name, synced in self._synced.items()}
-        if self._reduced or any(count != 1 for count in calls.values()):
-            self.reducing = False
-            counted = ", ".join(f"model {name!r} was called {count} times" for name, count in calls.items())
-            raise PhaseError(
-                f"DDP: phase {phase.name!r} cannot be served by PyTorch's reducer, which "
-                f"takes one call of each model before one backward in a step: {counted}"
-                f"{', and this is a second backward' * self._reduced} (step {step.index}). Give DDP(overlap=False), "
-                f"which averages at update_begin"
-            )
-        for window in step.epoch.windows:
-            weight = window.total + step.weight if window.weighted and window.count else step.weight
-            count = window.count + 1 if window.weighted else 1
-            weighs = self._weighs(learner, phase, step, weight, count)
-            share = self._share(weight, step.loss.device) if weighs else 1.0
-            step.seed = step.seed * window.settle(step, step.weight, share)
+        """Give PyTorch's reducer the gradients of the whole window, where it syncs in this backward."""
+        self._now.backward_begin(learner, phase, step)
 
     @hookimpl
     def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Name the parameters that got no gradient, for which the others would wait."""
-        if self.overlap_now is not None:
-            self.overlap_now.complete()
-        if not self.reducing:
-            return
-        self._reduced = True
-        if not self._find_unused_parameters and any(p.grad is None and p.requires_grad for p in self._params):
-            unused = [path for path, p in learner.models.named_parameters() if p.requires_grad and p.grad is None]
-            raise WorldError(
-                f"no gradient came for {_listed(unused)} in phase {phase.name!r}, step {step.index}: give "
-                f"DDP(find_unused_parameters=True) if that is meant, or DDP(overlap=False) where a backward is for "
-                f"some parameters alone, or freeze them (requires_grad=False) before the learner is built"
-            )
+        self._now.backward_end(learner, phase, step)
 
     @hookimpl(writes=("grads",))
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -358,127 +294,7 @@ class DDP(Member):
                 f"phase {phase.name!r}: an optimizer that evaluates the loss itself decides by the loss of its own "
                 f"process, and the processes would part: use another optimizer under DDP"
             )
-        if self.reducing and self._reduced:
-            self._skip_void(step)
-            return
-        params = self._with_gradient(phase, step)
-        grads = [p.grad for p in params if p.grad is not None]
-        window = step.epoch.window(step.optimizer_name)
-        weight = window.total if window.weighted else window.last.weight
-        weighs = self._weighs(learner, phase, step, weight, window.count if window.weighted else 1)
-        if self._sent(phase, step, grads):
-            return
-        if grads and weighs:
-            devices.scale(grads, self._share(weight, grads[0].device).to(grads[0].dtype))
-            self._skip_void(step)
-        average(grads, self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
-        if grads and not weighs:
-            self._try_overlap(phase, step, params)
-
-    def _with_gradient(self, phase: Phase, step: Step) -> list[Tensor]:
-        """The parameters that get a gradient in any process, the last first; zeros where it is another process."""
-        without = self._without_gradient(phase, step)
-        params = [p for index, p in enumerate(step.params) if p.requires_grad and index not in without][::-1]
-        for p in params:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        return params
-
-    def _without_gradient(self, phase: Phase, step: Step) -> set[int]:
-        """The parameters, by index, that get no gradient in any process."""
-        missing = {index for index, p in enumerate(step.params) if p.requires_grad and p.grad is None}
-        if self._find_unused_parameters:
-            return set.intersection(*self.world.gather(missing))
-        key = phase.name, step.optimizer_name
-        if key not in self._without:
-            gathered = self.world.gather(missing)
-            self._without[key] = gathered[0]
-            missing = next((each for each in gathered if each != gathered[0]), missing)
-        without = self._without[key]
-        changed = sorted(missing ^ without)
-        if changed:
-            shape = tuple(step.params[changed[0]].shape)
-            raise WorldError(
-                f"parameter {changed[0]} (shape {shape}) of optimizer {step.optimizer_name!r} gets a gradient in "
-                f"some updates or processes, and in others it gets none (phase {phase.name!r}, step {step.index}): "
-                f"give DDP(find_unused_parameters=True) if that is meant"
-            )
-        return without
-
-    def _try_overlap(self, phase: Phase, step: Step, params: list[Tensor]) -> None:
-        """Send gradients in the backward from the next update on, if each process made one backward in this one."""
-        if self._phases[id(phase)][1] is not None or id(phase) in self._overlaps:
-            return
-        odd = self.world.gather("" if self._backwards == 1 else f"made {self._backwards} backwards")
-        if any(odd):
-            self._serve(phase, step, None, odd)
-        else:
-            dtype = COMPRESSION[self._compression]
-            self._serve(phase, step, Overlap(params, self.world.size, self._bucket_bytes, dtype), odd)
-
-    def _skip_void(self, step: Step) -> None:
-        """Skip an update whose weights sum to 0 over all processes; on an accelerator nobody reads them."""
-        if self._void:
-            step.skip_update("the weights of all processes sum to 0")
-            self._void = False
-
-    def _sent(self, phase: Phase, step: Step, grads: list[Tensor]) -> bool:
-        """Whether the backward of this step has sent the gradients; then they are averages from here on."""
-        overlap = self.overlap_now
-        if overlap is None or not overlap.sends:
-            return False
-        odd, marked = overlap.finish(grads)
-        if marked is None and odd:
-            raise PhaseError(
-                f"DDP: phase {phase.name!r}, step {step.index}, {odd}, where gradients are sent in the backward. Give "
-                f"DDP(overlap=False), which averages at update_begin"
-            )
-        if marked and any(said := self.world.gather(odd)):
-            overlap.remove()
-            self._serve(phase, step, None, said)
-            return False
-        overlap.take()
-        return True
-
-    def _serve(self, phase: Phase, step: Step, overlap: Overlap | None, said: list[str]) -> None:
-        """Let gradients be sent in the backward of a phase, or not for the rest of the epoch."""
-        self._overlaps[id(phase)] = overlap
-        if any(said) and self.world.rank == 0 and id(phase) not in self._told:
-            self._told.add(id(phase))
-            which = next(f"step {step.index} of rank {rank} {odd}" for rank, odd in enumerate(said) if odd)
-            say(f"phase {phase.name!r}: gradients are averaged after the backward for now: {which}")
-
-    def _weighs(self, learner: Learner, phase: Phase, step: Step, weight: float | Tensor, steps: int) -> bool:
-        """Whether the average of an update goes by weights; all processes decide alike."""
-        parts: Parts | None = step.epoch.keep(self)["parts"]
-        if self.weighted == "auto" and not is_sum(learner.loss_fn) and parts is not None:
-            known = parts.each * (steps - 1) + (parts.last if step.last else parts.each)
-            other = isinstance(weight, Tensor) or weight != known
-            if phase.name not in self._sets_weight:
-                self._sets_weight[phase.name] = self.world.highest(float(other)) == [1.0]
-            if other and not self._sets_weight[phase.name]:
-                raise WorldError(
-                    f"the weight of {steps} steps is {weight} in phase {phase.name!r}, step {step.index}, where "
-                    f"{known} samples were shared out, as many as there were in the first update: the other processes "
-                    f"do not know of it. Give DDP(weighted=True)"
-                )
-        return self._is_weighted(learner, phase, step)
-
-    def _is_weighted(self, learner: Learner, phase: Phase, step: Step) -> bool:
-        """Whether the average of a step's update goes by weights, as far as all know before it."""
-        if self.weighted != "auto" or is_sum(learner.loss_fn):
-            return self.weighted is True
-        parts: Parts | None = step.epoch.keep(self)["parts"]
-        return parts is None or self._sets_weight.get(phase.name, False) or (step.last and not parts.even)
-
-    def _share(self, weight: float | Tensor, device: torch.device) -> Tensor:
-        """The factor for a mean over processes by weights, ``size * w / sum(w)``: one reduction of one number."""
-        mine = devices.scalar(weight, device, torch.float32).reshape(1)
-        total = mine.clone()
-        dist.all_reduce(total)
-        self._void = total.is_cpu and not total.any()
-        total += total.eq(0)  # where no process has anything that counts, the gradients are 0
-        return (mine * self.world.size / total).squeeze()  # exactly 1 if all are equal
+        self._now.update(learner, phase, step)
 
     @hookimpl(writes=("buffers",))
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
@@ -487,43 +303,27 @@ class DDP(Member):
             copy_buffers(learner.models.with_extras().values())
 
 
-class _Synced(nn.Module):
-    """Calls of a model, through PyTorch's reducer in the steps whose backward syncs."""
+@dataclass(frozen=True)
+class Setup:
+    """The facts of an epoch that decide about its strategy."""
 
-    def __init__(self, plugin: DDP, model: nn.Module, reducer: DistributedDataParallel | None) -> None:
-        super().__init__()
-        self.calls = 0
-        """In this step."""
-        self._plugin = plugin
-        self._inner = (model,)  # in a tuple, so that they are no submodules
-        self._reducer = (reducer,)
+    optimizers: int = 1
+    """The number of optimizers."""
+    beside: bool = False
+    """Whether an optimizer trains parameters that are none of the models', such as of a loss."""
+    in_parts: bool = False
+    """Whether a plugin takes steps in several backwards."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        (reducer,) = self._reducer
-        if not self._plugin.reducing or not torch.is_grad_enabled() or reducer is None:
-            return self._inner[0](*args, **kwargs)
-        self.calls += 1
-        return reducer(*args, **kwargs)
+
+def _calls_once(phase: Phase) -> bool:
+    """Whether the step of a phase calls the model once."""
+    kept = ("step", "forward", "loss")
+    return isinstance(phase, TrainingPhase) and all(
+        getattr(type(phase), part) is getattr(TrainingPhase, part) for part in kept
+    )
 
 
 def _updates(step: Step) -> bool:
     """Whether an update comes with this step."""
     windows = step.epoch.windows
     return bool(windows) and (step.last or any(window.count + 1 >= window.size for window in windows))
-
-
-def _disarm(params: list[nn.Parameter]) -> None:
-    """A backward of zeros, for which a reducer waits after its forward; gradients stay as they are."""
-    trained = [p for p in params if p.requires_grad]
-    grads = [p.grad for p in trained]
-    for p in trained:
-        p.grad = None
-    with torch.enable_grad():
-        zero = torch.stack([p.flatten()[:1].sum() * 0 for p in trained if p.numel()]).sum()
-    zero.backward()  # type: ignore[no-untyped-call]
-    for p, grad in zip(trained, grads, strict=True):
-        p.grad = grad
-
-
-def _listed(names: list[str], most: int = 5) -> str:
-    return f"parameter{'s' * (len(names) > 1)} {some(names, most)}"
