@@ -135,7 +135,7 @@ class Learner:
         self._core.registry.change(add=[*plugins, *added])
         self.options = Options(added, [list(chain) for chain in self._core.registry.chains])
         """Its options, beside its parts."""
-        self._core.find_extras()
+        self._core.holders.find_extras()
         models.set_up(self._core.registry, self._core.registry.plugins)
         owner = WeakMethod(self._core.registry.owner_of_weights)  # plugins may keep the models, not the learner
         models.modes = Modes({}, optimizer_modes, lambda: found() if (found := owner()) is not None else "")
@@ -173,13 +173,13 @@ class Learner:
     @property
     def accumulate(self) -> int:
         """Steps per update."""
-        return self._core.accumulate
+        return self._core.flags.accumulate
 
     @accumulate.setter
     def accumulate(self, steps: int) -> None:
         if not is_count(steps):
             raise PhaseError(f"accumulate is {steps!r}: it counts the steps of an update, from 1")
-        self._core.set_accumulate(steps)
+        self._core.flags.set_accumulate(steps)
 
     @property
     def progress(self) -> Progress:
@@ -194,21 +194,21 @@ class Learner:
     @property
     def world(self) -> World:
         """The processes that train together; only this one, unless a plugin joins others."""
-        return self._core.world
+        return self._core.requests.world
 
     @world.setter
     def world(self, world: World) -> None:
-        self._core.join(world)
+        self._core.requests.join(world)
 
     @property
     def current(self) -> Fit | None:
         """The fit that is running."""
-        return self._core.fit
+        return self._core.running.fit
 
     @property
     def result(self) -> FitResult | None:
         """The result of the fit that is running or was the last."""
-        return self._core.result
+        return self._core.running.result
 
     def set_optimizer(self, optimizer: Optimizers | Mapping[str, Optimizers]) -> None:
         """Continue with another optimizer: between fits, such as for a second stage of a training.
@@ -221,15 +221,15 @@ class Learner:
         Raises:
             PhaseError: A fit or an epoch is running.
         """
-        if self.current is not None or self._core.epochs:
+        if self.current is not None or self._core.running.epochs:
             raise PhaseError("learner.set_optimizer() in a fit, whose windows go by the old one: call it after the fit")
         self._set_optimizers(optimizer)
 
     def _set_optimizers(self, optimizer: Optimizers | Mapping[str, Optimizers] | None) -> None:
         self._core.models.set_optimizers(optimizer)
         self._core.models.set_up_optimizers(self._core.registry, self.plugins)
-        self._core.find_extras()
-        self._core.check_saved()
+        self._core.holders.find_extras()
+        self._core.holders.check_saved()
 
     # Plugins
 
@@ -268,7 +268,7 @@ class Learner:
                 )
         before = self.plugins
         core.registry.change(add, remove)
-        core.find_extras()
+        core.holders.find_extras()
         core.requests.change()
         now = self.plugins
         for name, plugin in before.items():
@@ -280,16 +280,17 @@ class Learner:
         core = self._core
         wrappers = core.models.wrappers()
         optimizers = core.models.optimizers
+        fit = core.running.fit
         try:
             core.models.set_up(core.registry, names)
             core.models.set_up_optimizers(core.registry, names)
             self._check_optimizers(optimizers)
-            if core.fit is not None:
+            if fit is not None:
                 core.registry.owners.begin({name: self.plugins[name] for name in names})
-                core.fit.begin_plugins(names)
+                fit.begin_plugins(names)
         except BaseException as error:
-            if core.fit is not None:
-                core.fit.brackets.forget({name: self.plugins[name] for name in names}, core.fit.result, error)
+            if fit is not None:
+                fit.brackets.forget({name: self.plugins[name] for name in names}, fit.result, error)
             self._undo(names, error)
             core.registry.change(gone, names)
             core.requests.change()
@@ -303,10 +304,10 @@ class Learner:
         core = self._core
         if core.models.optimizers is before:
             return
-        if core.fit is not None or core.epochs:
+        if core.running.fit is not None or core.running.epochs:
             raise PhaseError("a plugin replaces an optimizer in a fit, whose windows go by the old one: add it before")
-        core.find_extras()
-        core.check_saved()
+        core.holders.find_extras()
+        core.holders.check_saved()
 
     def _undo(self, names: Iterable[str], error: BaseException) -> None:
         """Let plugins that could not join leave again, as far as they came."""
@@ -393,8 +394,8 @@ class Learner:
                 "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it), or minutes="
             )
         source = Source(self._core.registry, *self._core.phases.training(train))
-        validations = [] if val is None and validate is None else validations_of(self._core, val, validate)
-        planned = limits.planned(source.length, self._core.accumulate, len(self._core.models.optimizers))
+        validations = validations_of(self._core.registry, self.phases, val, validate)
+        planned = limits.planned(source.length, self._core.flags.accumulate, len(self._core.models.optimizers))
         fit = FitLoop(self._core, limits, planned, on_interrupt, source, validations, loader_timeout)
         fit.complete()
         return fit.result
@@ -452,7 +453,7 @@ class Learner:
         `rounds` that resume a saved state, an epoch that was over by then is skipped, and its metrics are returned.
         """
         phase = self.phases.find(phase)
-        fit = self._core.fit
+        fit = self._core.running.fit
         with next_epoch(self._core, phase, Source(self._core.registry, phase, data)) as epoch:
             epoch.run_all(None if fit is None else fit.timeout, True)
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{phase.name}/")}
@@ -645,8 +646,8 @@ class Learner:
         """
         self._check_running("pause")
         self._core.requests.pause(reason, by)
-        assert self._core.fit is not None
-        if self._core.fit.raises and not self._core.registry.ordered(SignalBegin.hook):
+        assert self._core.running.fit is not None
+        if self._core.running.fit.raises and not self._core.registry.ordered(SignalBegin.hook):
             warn(
                 "learner.pause ends this process, and no plugin saves the run, so what was trained is lost: add "
                 "Checkpoint(directory), or give fit(on_interrupt='return') to go on in this process"
@@ -654,7 +655,7 @@ class Learner:
 
     def _check_running(self, what: str) -> None:
         core = self._core
-        if core.fit is None and (what == "pause" or not (core.epochs or core.hooks)):
+        if core.running.fit is None and (what == "pause" or not (core.running.epochs or core.running.hooks)):
             raise PhaseError(
                 f"learner.{what}() with no fit running, so nothing could end: call it from a plugin, a phase or "
                 f"another thread during the fit, or leave out the fit"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,6 @@ from loopkit.errors import WorldError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-    from loopkit.learner import Learner
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _current: World | None = None
@@ -358,7 +356,19 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def must_agree(learner: Learner) -> bool:
+class Trains(Protocol):
+    """What trains in several processes: a learner."""
+
+    @property
+    def world(self) -> World:
+        """The processes."""
+
+    @property
+    def plugins(self) -> dict[str, Any]:
+        """The plugins by name."""
+
+
+def must_agree(learner: Trains) -> bool:
     """Whether processes make the same steps from the same parameters, so that a step is cancelled in all or none.
 
     Not for a single process, nor where each trains by itself between two averages.

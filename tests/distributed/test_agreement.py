@@ -525,7 +525,7 @@ def agreed(updates, theirs, *wishes, in_step=True, asks=()):
         ask(mailbox)
     for wish in wishes or [NOTHING]:
         left = [wish]
-        cancel, numbers = mailbox.agree(0, updates, None, (3.0,))
+        cancel, numbers = mailbox.agree(updates, None, (3.0,))
     assert numbers == [3.0]
     return mailbox, cancel, len(gathered)
 

@@ -59,8 +59,8 @@ def left(learner):
     """What a fit has left in this process."""
     return {
         "fit": learner.current,
-        "epochs": len(learner._core.epochs),
-        "hooks": learner._core.hooks,
+        "epochs": len(learner._core.running.epochs),
+        "hooks": learner._core.running.hooks,
         "threads": [each.name for each in threading.enumerate() if each is not threading.main_thread()],
         "handlers": [signal.getsignal(number) for number in NUMBERS],
         "grad": torch.is_grad_enabled(),

@@ -126,6 +126,11 @@ class Registry:
                 return name
         return ""
 
+    def declared(self, label: str) -> list[str]:
+        """Return what the plugins declare under a label, such as ``"owns"``."""
+        plugins = [unwrapped(plugin) for plugin in self.plugins.values()]
+        return [name for each in plugins for name in declared(each, label, getattr(each, label, ()))]
+
     def find(self, word: str) -> str:
         """The name of the plugin that is called ``word`` or is the only one that provides it.
 

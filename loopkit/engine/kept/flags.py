@@ -14,6 +14,8 @@ from loopkit.base.words import some
 from loopkit.engine.kept.part import Part
 from loopkit.groups import covers
 
+OWNED = "trainable."
+"""The begin of the name of the state that parameters are trained, as plugins own it."""
 SAVED = {"frozen": LIST, "changed": MAPPING, "accumulate": LIST}
 
 
@@ -33,9 +35,8 @@ class Flags(Part):
 
     Args:
         models: The parameters.
-        get: Returns the steps of an update.
-        put: Sets them.
-        owned: Returns the patterns of the parameters that plugins own.
+        owned: Returns the names of the states that plugins own.
+        notice: Called when the steps of an update have changed.
     """
 
     name = "flags"
@@ -43,18 +44,24 @@ class Flags(Part):
     optional = True
 
     def __init__(
-        self, models: Models, get: Callable[[], int], put: Callable[[int], None], owned: Callable[[], Collection[str]]
+        self, models: Models, owned: Callable[[], Collection[str]], notice: Callable[[], None] = lambda: None
     ) -> None:
+        self.accumulate = 1
+        """Steps per update."""
         self._models = models
-        self._get = get
-        self._put = put
         self._owned = owned
+        self._notice = notice
         self._began: dict[str, bool] | None = None
         """Whether each parameter was trained when the learner's first fit began."""
         self._steps = 0
         """The steps of an update then."""
         self._groups: dict[str, int] = {}
         """How many groups each optimizer had when the fit began."""
+
+    def set_accumulate(self, steps: int) -> None:
+        """Set the steps of an update, from the next window on."""
+        self.accumulate = steps
+        self._notice()
 
     @property
     def noted(self) -> bool:
@@ -70,13 +77,13 @@ class Flags(Part):
         self._groups = self._counts()
         if self._began is None:
             self._began = self._now()
-            self._steps = self._get()
+            self._steps = self.accumulate
 
     def _counts(self) -> dict[str, int]:
         return {name: len(optimizer.param_groups) for name, optimizer in self._models.optimizers.items()}
 
     def _now(self) -> dict[str, bool]:
-        patterns = self._owned()
+        patterns = [name.removeprefix(OWNED) for name in self._owned() if name.startswith(OWNED)]
         return {
             name: p.requires_grad
             for name, p in self._models.named_parameters()
@@ -105,7 +112,7 @@ class Flags(Part):
         return {
             "frozen": [name for name, flag in began.items() if not flag],
             "changed": changed,
-            "accumulate": [self._steps, self._get()],
+            "accumulate": [self._steps, self.accumulate],
         }
 
     def malformed(self, saved: Any) -> list[str]:
@@ -121,12 +128,12 @@ class Flags(Part):
         """Put back what the run has changed, and print where the script begins with another value; return the undo."""
         params = dict(self._models.named_parameters())
         before = {name: p.requires_grad for name, p in params.items()}
-        steps = self._get()
+        steps = self.accumulate
         began = self._began
 
         def undo() -> None:
             _set(params, before)
-            self._put(steps)
+            self.set_accumulate(steps)
             self._began = began
 
         if not saved:
@@ -145,7 +152,7 @@ class Flags(Part):
         if then != self._steps:
             _say(f"accumulate ({self._steps} here, {then} there)", last != then)
         if last != then:
-            self._put(last)
+            self.set_accumulate(last)
         return undo
 
 

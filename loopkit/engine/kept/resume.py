@@ -471,22 +471,22 @@ class Resume:
 
     def parts(self, core: Core, mark: EpochStart | None = None) -> dict[str, Any]:
         """Collect the saved form of open epochs, loaders, generators and the fit."""
-        if self._held is not None and core.fit is None:
+        if self._held is not None and core.running.fit is None:
             return copy.deepcopy(self._held)
-        if self._lost and core.fit is None:
+        if self._lost and core.running.fit is None:
             raise StateError(f"{self._lost}. learner.forget() drops the epoch that was open")
         if self._alternating:
             raise StateError(
                 f"phase {min(self._alternating)!r} runs over several loaders in turn, and one position is kept for a "
                 f"phase: give each loader a phase of its own, TrainingPhase(name=...)"
             )
-        for epoch in core.open_epochs:
+        for epoch in core.running.open_epochs:
             self._name(lost(epoch.data, running=epoch.steps > 0) or self_seeded(epoch.data))
         for loader in self._loaders.values():
             self._name(lost(loader, running=False) or self_seeded(loader))
-        epochs = [epoch for epoch in core.open_epochs if mark is None or epoch is not mark.epoch]
+        epochs = [epoch for epoch in core.running.open_epochs if mark is None or epoch is not mark.epoch]
         records = [*(_record(core, epoch) for epoch in epochs), *self._epochs]
-        if (fit := core.fit) is not None:
+        if (fit := core.running.fit) is not None:
             at: dict[str, Any] | None = fit.saved()
         else:
             at = None if self.position is None else self.position.saved(self.position.seconds, self._stop())
@@ -504,7 +504,7 @@ class Resume:
         """Return the saved form of the round of the user's loop; None without one."""
         if mark is not None:
             return mark.round
-        if core.fit is not None and core.fit.position.by_fit:
+        if core.running.fit is not None and core.running.fit.position.by_fit:
             return None
         return core.round.saved() if self._round is None else self._round
 
@@ -549,7 +549,7 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
             f"the epoch of phase {epoch.phase.name!r} has data that the learner does not know, so it could not go on "
             f"from here: give learner.epoch({epoch.phase.name!r}, data=loader), and take epoch.batches()"
         )
-    position = None if core.fit is None else core.fit.position
+    position = None if core.running.fit is None else core.running.fit.position
     by_fit = position is None or position.by_fit
     earlier = 0 if position is None or epoch.made else position.epochs - position.validate
     return {

@@ -13,8 +13,8 @@ from loopkit.engine.kept.extras import in_words
 from loopkit.engine.kept.functions import held_in_code
 from loopkit.engine.kept.looks import Leave, Scope
 from loopkit.engine.kept.optimizers import own_generators
+from loopkit.engine.kept.root import Root
 from loopkit.engine.kept.walk import Found
-from loopkit.engine.kept.witness import Root
 from loopkit.plugin import declared
 
 OF_TORCH = ("defaults", "state", "param_groups", "found_inf", "grad_scale")

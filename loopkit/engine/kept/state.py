@@ -31,27 +31,27 @@ def saved(core: Core, at: EpochStart | None = None, positions: bool = True, whol
     if not positions:
         return collect(core, None, positions=False, whole=whole)
     if at is not None:
-        epochs = core.open_epochs
+        epochs = core.running.open_epochs
         runs = epochs[-1:] == [at.epoch] and all(epoch.loop.between for epoch in epochs[:-1])
         if not runs or core.progress != at.progress:
             raise StateError(
                 "state_dict(at=mark): there is no way back to the mark, since its epoch is not the one that is "
                 "running, or steps were trained in it. Mark the epoch that is running, in its epoch_context"
             )
-    elif not core.can_save:
+    elif not core.running.can_save:
         raise StateError(
             "state_dict in the middle of a step, or of an epoch that a hook runs: there is no way to go on from "
             "there. Call it at step_end or phase_end, when learner.current.can_save says so"
         )
-    windows = [window for epoch in core.open_epochs for window in epoch.windows if window.count]
-    if core.world.size > 1 and any(not sharded.is_sharded(p) for window in windows for p in window.params):
+    windows = [window for epoch in core.running.open_epochs for window in epoch.windows if window.count]
+    if core.requests.world.size > 1 and any(not sharded.is_sharded(p) for window in windows for p in window.params):
         raise StateError(
             "state_dict of several processes inside an accumulation window, which holds gradients of this process "
             "alone: call it after the window's update"
         )
     state = collect(core, at, whole=whole)
-    if core.world.size > 1:
-        state["ranks"] = gathered(core.parts, state, core.world.gather, core.world.rank)
+    if core.requests.world.size > 1:
+        state["ranks"] = gathered(core.parts, state, core.requests.world.gather, core.requests.world.rank)
     return state
 
 
@@ -99,7 +99,7 @@ def mark(core: Core, epoch: Epoch) -> EpochStart | None:
     if phase.name in resume.waiting:
         return None
     try:
-        data = resume.positions({outer.phase.name for outer in core.open_epochs if outer is not epoch})
+        data = resume.positions({outer.phase.name for outer in core.running.open_epochs if outer is not epoch})
         if phase.name not in data and epoch.made_with is not None:
             function = save_position(epoch.function, 0, running=False)
             data[phase.name] = {**function, "parts": epoch.made_with["parts"]}
@@ -139,19 +139,23 @@ def apply(
     data: str = STOP,
 ) -> None:
     """Load a state for ``Learner.load_state_dict``; with ``own`` its tensors may be taken over instead of copied."""
-    if core.epochs:
+    if core.running.epochs:
         raise ReentrancyError("load_state_dict: an epoch is running; load before it begins")
     state = {**state, **{part: plain_names(state[part]) for part in ("models", "buffers") if _is_named(state, part)}}
     check(core, core.left_out.filled(state), allow)
     state = localized(
-        core.parts, core.round, state if own else copy.deepcopy(dict(state)), core.world.rank, core.world.size
+        core.parts,
+        core.round,
+        state if own else copy.deepcopy(dict(state)),
+        core.requests.world.rank,
+        core.requests.world.size,
     )
     _load(core, state)
     core.logbook.move_to(core.logbook.epoch)
     position = None if state["fit"] is None else Position.of(state["fit"])
     core.resume.load(state, position, replay, data)
-    if core.fit is not None and position is not None:
-        core.fit.go_on()
+    if core.running.fit is not None and position is not None:
+        core.running.fit.go_on()
 
 
 def _is_named(state: Mapping[str, Any], part: str) -> bool:

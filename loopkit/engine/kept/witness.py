@@ -6,39 +6,28 @@ It reads attributes and built-in containers, and runs no code of the user's (`lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from loopkit.base.notes import warn
 from loopkit.base.words import some
-from loopkit.engine.kept.looks import ATTRIBUTES, Clocks, Leave, Scope, look, moved
+from loopkit.engine.kept.data_roots import is_looked_at, name_of_data
+from loopkit.engine.kept.looks import Clocks, look, moved
 from loopkit.engine.kept.module_looks import ModuleLooks
+from loopkit.engine.kept.root import Root
 
 NAMED = 5
 """How many attributes a message names at most."""
-
-
-class Root(NamedTuple):
-    """Something that a run consists of."""
-
-    name: str
-    """A description, such as ``"phase 'train'"``."""
-    object: Any
-    cure: str
-    """How to save its attributes; ``{0}`` stands for their names, as a class writes them."""
-    leave: Leave
-    """Whether a value that it holds is saved, or is a root itself: then it is not looked at here."""
-    written: frozenset[str] = frozenset()
-    """Attributes of modules that a plugin owns, which writes them anew after a resume."""
-    scope: Scope = ATTRIBUTES
-    """How far to look."""
 
 
 class Roots(Protocol):
     """The current parts of a learner."""
 
     def __iter__(self) -> Iterator[Root]: ...
+
+    def of_data(self, phase: str, data: Any) -> Root:
+        """Return the root of the data of a phase."""
 
     def saved(self) -> Iterable[Tensor]:
         """Return the tensors that are saved, which something else may hold as well."""
@@ -85,6 +74,11 @@ class Witness:
         """Look at one more root, unless it has since the fit began."""
         if not self.knows(root.name, root.object):
             self._records[root.name] = _Record(root)
+
+    def look_at_data(self, phase: str, data: Any) -> None:
+        """Look at the data of a phase, or at the function that makes it."""
+        if not self.knows(name_of_data(phase), data) and is_looked_at(data):
+            self.add(self._roots().of_data(phase, data))
 
     def missing(self) -> dict[str, str]:
         """Return descriptions of unsaved values that changed since the fit began, by the name of their root."""

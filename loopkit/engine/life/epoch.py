@@ -82,7 +82,7 @@ class Epoch:
         """How many steps there will be, if that is known."""
         self.loop = Loop(core, self, phase, length)
         """Its steps, for the engine only."""
-        self.contexts = EpochContexts(core, phase)
+        self.contexts = EpochContexts(phase, core.models, core.registry, core.running.where)
         """The contexts of the epoch, for the engine only."""
         self._stores: dict[str, dict[str, Any]] = {}
         self._kept: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -150,11 +150,11 @@ class Epoch:
     @property
     def number(self) -> int:
         """Which training epoch it is, or comes after, or is run in: from 1, over all fits, for people to read."""
-        return self._core.number
+        return self._core.running.number
 
     def where(self, step: Step | None = None) -> str:
         """Phase, epoch and step, for messages."""
-        return self._core.where(self.phase, step)
+        return self._core.running.where(self.phase, step)
 
     # What plugins keep
 
@@ -189,12 +189,14 @@ class Epoch:
         phase = self.phase
         loop = self.loop
         if core.requests.waits:
-            core.requests.answer(core)
-        fitting = core.fit is not None
-        in_hook = core.hooks > 0
-        if not core.epochs and not fitting and not in_hook:
+            core.answers.answer()
+        fitting = core.running.fit is not None
+        in_hook = core.running.hooks > 0
+        if not core.running.epochs and not fitting and not in_hook:
             core.requests.forget_stop()
-        nested = in_hook or (bool(core.epochs) and not all(epoch.loop.between for epoch in core.open_epochs))
+        nested = in_hook or (
+            bool(core.running.epochs) and not all(epoch.loop.between for epoch in core.running.open_epochs)
+        )
         self.alone = nested or not (phase.training or fitting)
         if core.resume.left and not self.alone:
             self.saved = core.resume.take(phase)
@@ -202,11 +204,11 @@ class Epoch:
         if core.registry.implemented:
             core.registry.check_phase(phase)
         if core.phase_states.use(phase):
-            core.find_extras()
+            core.holders.find_extras()
         core.witness.look((id(phase), core.registry.version))
         if self._source is not None and not self.alone:
-            core.look_at_data(phase.name, self.data if self.function is None else self.function)
-        if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
+            core.witness.look_at_data(phase.name, self.data if self.function is None else self.function)
+        if phase.training and core.running.epochs and any(outer.window_open for outer in core.running.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
         if self.saved is None:
             loop.open(None, in_hook, core.requests.stopped)
@@ -241,16 +243,16 @@ class Epoch:
             under_way = outer.trains and outer.current is not None and not outer.current.ended
             self._outer = outer
             self.around = outer.around + under_way
-        self.depth = len(core.epochs)
-        core.epochs.append(self)
+        self.depth = len(core.running.epochs)
+        core.running.epochs.append(self)
         core.logbook.move_to(self)
         try:
             try:
                 if self.trains:
-                    core.models.module_modes.wake(core.say_once)
+                    core.models.module_modes.wake(core.notices.say_once)
                 if self.trains and core.models.module_modes.kept:
-                    core.say_once(core.models.module_modes.kept)
-                if self.trains and self.length is not None and self.length < core.accumulate:
+                    core.notices.say_once(core.models.module_modes.kept)
+                if self.trains and self.length is not None and self.length < core.flags.accumulate:
                     _say_short(core, self)
                 if core.metrics:
                     core.forget_metrics(f"{self.name}/")
@@ -260,10 +262,12 @@ class Epoch:
                     fire(self)
             except (CancelEpoch, CancelFit) as cancel:
                 self.pending = cancel
-            if core.world.size > 1:
-                _compare(core.world, self)
+            if core.requests.world.size > 1:
+                _compare(core.requests.world, self)
                 self.pending = self.loop.settle_cancel(self.pending)
-                if not self.resumed and len(core.open_epochs) > 1:  # what was asked for around it is not for this one
+                if (
+                    not self.resumed and len(core.running.open_epochs) > 1
+                ):  # what was asked for around it is not for this one
                     self.loop.count_stops_from(core.requests.stopped)
         except BaseException as error:
             self._leave(error)
@@ -275,7 +279,7 @@ class Epoch:
         if self.data is None:
             raise PhaseError(f"phase {self.name!r}: learner.epoch was given no data=..., so it has no batches")
         core = self._core
-        if self.alone and core.fit is not None and core.epochs[-1] is self:
+        if self.alone and core.running.fit is not None and core.running.epochs[-1] is self:
             core.resume.inner(self._key(), self.data)
         batches, self.begun, length = core.resume.batches(self)
         if length != self.length:
@@ -285,7 +289,7 @@ class Epoch:
             core.resume.restore_generators()
         self.goes_on = True
         if length is None and not self.trains:
-            return named_if_endless(batches, self.name, core.progress, core.say_once)
+            return named_if_endless(batches, self.name, core.progress, core.notices.say_once)
         return batches
 
     def indices(self, step: int) -> Tensor | None:
@@ -353,7 +357,7 @@ class Epoch:
         """
         with bounded_wait(self.data, timeout, lambda: self.steps):
             if self._core.requests.waits and self._source is not None and self._source.made:
-                self._core.requests.answer(self._core)  # what came while a function made the data
+                self._core.answers.answer()  # what came while a function made the data
             batches = self.batches()
             if self.pending is not None:
                 raise self.pending
@@ -371,11 +375,11 @@ class Epoch:
     @property
     def first_process(self) -> bool:
         """Whether it runs in the process of rank 0, whose data a state knows."""
-        return self._core.world.rank == 0
+        return self._core.requests.world.rank == 0
 
     def agree_on(self, problem: str) -> str:
         """Return the problem of the first process that has one, if the epoch was resumed."""
-        world = self._core.world
+        world = self._core.requests.world
         return problem if world.size == 1 else next(filter(None, world.gather(problem)), "")
 
     def check_count(self, first: bool) -> None:
@@ -426,7 +430,7 @@ class Epoch:
             if (fire := loop.plan.fire[EpochEnd]) is not None:
                 cancel = stronger(cancel, _caught(partial(fire, self)))
         except BaseException as raised:
-            locate(raised, core.where(self.phase, None))
+            locate(raised, core.running.where(self.phase, None))
             try:
                 self._leave(raised)  # a saver's context may want the windows as they are
             finally:
@@ -450,14 +454,14 @@ class Epoch:
         if (fire := loop.plan.fire[PhaseEnd]) is not None:
             core.logbook.move_to(self)
             try:
-                with core.hook():
+                with core.running.hook():
                     cancel = stronger(cancel, _caught(partial(fire, self)))
             finally:
                 core.logbook.move_to(self._outer)
-        if core.world.size > 1:
+        if core.requests.world.size > 1:
             cancel = loop.settle_cancel(cancel)
         if isinstance(cancel, CancelFit):
-            if core.fit is not None or core.epochs:
+            if core.running.fit is not None or core.running.epochs:
                 raise cancel
             core.requests.stop(cancel.reason, cancel.by)
 
@@ -467,7 +471,7 @@ class Epoch:
             try:
                 self.contexts.leave(error)
             finally:
-                self._core.epochs.remove(self)
+                self._core.running.epochs.remove(self)
                 self.loop.close()
                 self._core.logbook.move_to(self._outer)
 
@@ -480,9 +484,9 @@ class Epoch:
 def _say_short(core: Core, epoch: Epoch) -> None:
     """Say once that windows stay short, which may not be meant."""
     many = "1 batch" if epoch.length == 1 else f"{epoch.length} batches"
-    core.say_once(
-        f"accumulate is {core.accumulate}, but an epoch of phase {epoch.name!r} has {many}, and its end closes the "
-        f"window: each update is of {many}"
+    core.notices.say_once(
+        f"accumulate is {core.flags.accumulate}, but an epoch of phase {epoch.name!r} has {many}, and its end closes "
+        f"the window: each update is of {many}"
     )
 
 

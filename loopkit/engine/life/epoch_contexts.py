@@ -13,17 +13,28 @@ from loopkit.errors import CancelEpoch, CancelFit
 if TYPE_CHECKING:
     from torch import nn
 
-    from loopkit.engine.life.core import Core
+    from loopkit.engine.compile.plan import Where
+    from loopkit.engine.compile.registry import Registry
     from loopkit.engine.life.epoch import Epoch
+    from loopkit.engine.life.models import Models
     from loopkit.phases import Phase
 
 
 class EpochContexts:
-    """The contexts of an epoch: the models' modes and the plugins' contexts, entered in order and left in reverse."""
+    """The contexts of an epoch: the models' modes and the plugins' contexts, entered in order and left in reverse.
 
-    def __init__(self, core: Core, phase: Phase) -> None:
-        self._core = core
+    Args:
+        phase: The phase.
+        models: Get its mode.
+        registry: Names the plugin whose context raises.
+        where: Returns phase and epoch in words.
+    """
+
+    def __init__(self, phase: Phase, models: Models, registry: Registry, where: Where) -> None:
         self._phase = phase
+        self._models = models
+        self._registry = registry
+        self._where = where
         self._stack = ExitStack()
         self._form = ExitStack()
         """The evaluation form of modules with a ``train`` of their own."""
@@ -33,14 +44,14 @@ class EpochContexts:
 
     def enter(self, epoch: Epoch, makers: Iterable[Callable[[Epoch], Any]]) -> None:
         """Put the models in the phase's mode, and enter the contexts of plugins, which these make."""
-        weights = self._core.models.weights
+        weights = self._models.weights
         try:
             self._exact = epoch.alone
             if self._phase.training:
                 self._set_modes()
                 if weights.stack and weights.by:
                     self._stack.enter_context(weights.own())
-            if self._core.models.modes.optimizers:
+            if self._models.modes.optimizers:
                 self._switch(epoch)
             if not self._phase.training:
                 self._set_modes()
@@ -56,7 +67,7 @@ class EpochContexts:
 
     def _switch(self, epoch: Epoch) -> None:
         """Put optimizers that have modes in the phase's mode."""
-        models = self._core.models
+        models = self._models
         if not models.modes.serves:
             return
         if self._phase.training:
@@ -65,25 +76,25 @@ class EpochContexts:
             self._stack.enter_context(models.modes.in_place(models.weights.replaced, stays=not epoch.alone))
 
     def _set_modes(self) -> None:
-        self._modes = self._core.models.set_modes(self._phase.training)
-        self._stack.callback(lambda: self._core.models.restore(self._modes))
+        self._modes = self._models.set_modes(self._phase.training)
+        self._stack.callback(lambda: self._models.restore(self._modes))
 
     def _enter_form(self) -> None:
         """Put modules with a ``train`` of their own in eval mode, after what stands in the weights' place."""
         if self._phase.training:
             return
         self._stack.callback(self._form.close)
-        self._form.enter_context(self._core.models.evaluated(lambda: self._exact))
+        self._form.enter_context(self._models.evaluated(lambda: self._exact))
 
     def set_modes(self) -> None:
         """Put the modules in the phase's mode, remembering the one that each was in."""
-        self._modes = self._core.models.set_modes(self._phase.training)
+        self._modes = self._models.set_modes(self._phase.training)
         self._enter_form()
 
     def restore_modes(self) -> None:
         """Put the modules back in the modes in which `set_modes` found them."""
         self._form.close()
-        self._core.models.restore(self._modes)
+        self._models.restore(self._modes)
 
     def leave(self, error: BaseException | None) -> None:
         """Leave them, be it because of an error, which none of them may swallow."""
@@ -96,5 +107,5 @@ class EpochContexts:
             raise
 
     def _locate(self, error: BaseException) -> None:
-        where = self._core.where(self._phase, None)
-        locate(error, self._core.registry.plan(self._phase).of_context("epoch_context", where))
+        plan = self._registry.plan(self._phase)
+        locate(error, plan.of_context("epoch_context", self._where(self._phase, None)))

@@ -22,7 +22,6 @@ from loopkit.engine.life.signals import Signals
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.surroundings import Surroundings
 from loopkit.engine.life.validations import Validation
-from loopkit.engine.step.training_check import check_own
 from loopkit.errors import CancelFit, PhaseError, ReentrancyError
 from loopkit.logs.record import Packed
 from loopkit.result import FitResult, Planned
@@ -127,9 +126,9 @@ class Fit:
         """Whether its ``fit_begin``, its ``fit_end`` is running."""
         self.resumed = False
         """Whether it resumes a fit that was saved, or interrupted in this process."""
-        self.depth = len(core.epochs)
+        self.depth = len(core.running.epochs)
         """How many epochs were open around it when it began."""
-        self._around = Surroundings(core.hooks)
+        self._around = Surroundings(core.running.hooks)
         self.cancelled: CancelFit | None = None
         """The signal that ends it before its next epoch."""
         self.position = Position(replace(core.progress))
@@ -141,7 +140,7 @@ class Fit:
         self._runs = runs
         self.raises = on_interrupt != "return"
         """Whether a signal or a pause ends the process, by what it raises after its ``fit_end``."""
-        self._signals = Signals(core.requests.catch, lambda: not core.can_save) if on_interrupt else None
+        self._signals = Signals(core.requests.catch, lambda: not core.running.can_save) if on_interrupt else None
         self._started = time.monotonic()
         self.validations: dict[str, Validation] = {}
         """By phase, in the order in which they are run; none in a loop of the user's."""
@@ -162,17 +161,17 @@ class Fit:
     @property
     def open_epochs(self) -> list[Epoch]:
         """The epochs of it that are open, the outermost first."""
-        return self._core.open_epochs
+        return self._core.running.open_epochs
 
     @property
     def epoch(self) -> Epoch | None:
         """The epoch that is open, the innermost one if a phase runs inside another."""
-        return next(reversed(self._core.open_epochs), None)
+        return next(reversed(self._core.running.open_epochs), None)
 
     @property
     def can_save(self) -> bool:
         """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
-        return self._core.can_save
+        return self._core.running.can_save
 
     @property
     def signal(self) -> signal.Signals | None:
@@ -231,12 +230,12 @@ class Fit:
             ReentrancyError: Another fit is running.
             PluginError: A plugin is never called, or reads a metric that is never made.
         """
-        if self._core.fit is not None:
+        if self._core.running.fit is not None:
             raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
         flags = self._core.flags
         noted = flags.noted
         try:
-            self._core.enter(self)
+            self._core.running.enter(self)
             self._begin()
         except BaseException as error:
             self.beginning = False
@@ -253,24 +252,24 @@ class Fit:
         if signals is not None:
             signals.install()
             if not signals.reaches:
-                core.say_once(
+                core.notices.say_once(
                     "this fit runs off the main thread, where Python handles no signals: SIGINT, SIGTERM and SIGUSR1 "
                     "neither end nor save it; call learner.pause() or learner.stop() where they arrive"
                 )
-        core.find_extras()
-        core.models.module_modes.wake(core.say_once)
+        core.holders.find_extras()
+        core.models.module_modes.wake(core.notices.say_once)
         core.flags.note()
         self._find_position()
         self.beginning = True
         core.registry.owners.begin(core.registry.plugins)
         for phase in self._runs:
-            check_own(core, phase)
+            core.own_updates.check(phase)
         if core.registry.implemented and self._runs:
             core.registry.check_fit(self._runs)
         if core.registry.brackets:
-            with core.hook():
+            with core.running.hook():
                 self.begin_plugins()
-        if core.world.size > 1:
+        if core.requests.world.size > 1:
             self._agree_to_begin()
         core.witness.begin()
         core.witness.look()
@@ -329,7 +328,7 @@ class Fit:
     def _agree_to_begin(self) -> None:
         """Apply a cancel that one process raised in ``fit_begin`` to all processes."""
         core = self._core
-        agreed, _ = core.requests.agree(core.world.rank, core.progress.updates, self.cancelled, ())
+        agreed, _ = core.requests.agree(core.progress.updates, self.cancelled, ())
         if isinstance(agreed, CancelFit):
             self.cancelled = agreed
 
@@ -365,7 +364,7 @@ class Fit:
             seconds: Counted as `seconds` is.
         """
         requests = self._core.requests
-        late = self._core.world.rank == 0 and self.seconds >= seconds
+        late = self._core.requests.world.rank == 0 and self.seconds >= seconds
         if not requests.together:
             return late
         if late and word not in requests.validations:
@@ -399,7 +398,7 @@ class Fit:
         """Fire ``fit_end``, let go of all that the fit holds, then raise what there is to raise."""
         core = self._core
         signals = self._signals
-        if self.over or core.fit is not self:
+        if self.over or core.running.fit is not self:
             if error is not None:
                 raise error
             return
@@ -426,9 +425,9 @@ class Fit:
             failure = self._conclude(error)
         finally:
             if failure is not None and not isinstance(failure, Exception):
-                core.close_epochs(failure)  # those that an interrupt has kept from it
+                core.running.close_epochs(failure)  # those that an interrupt has kept from it
                 self._around.restore()
-            with core.hook():
+            with core.running.hook():
                 self.brackets.end(self.result, failure)
 
     def _conclude(self, error: BaseException | None) -> BaseException | None:
@@ -471,7 +470,7 @@ class Fit:
         self.failure = None
         self.cancelled = None
         core.registry.owners.end()
-        core.leave(self._around.hooks)
+        core.running.leave(self._around.hooks)
         core.requests.end()
         if signals is not None:
             signals.remove()
@@ -480,7 +479,7 @@ class Fit:
     def _warn_of_idle(self) -> None:
         """Warn of plugins that were never called, and of metrics that were read and never made."""
         core = self._core
-        if core.world.rank > 0:
+        if core.requests.world.rank > 0:
             return
         problems = core.registry.idle(self._ran.values()) if self._ran else []
         if self.result.reason == "epochs":
@@ -491,7 +490,9 @@ class Fit:
 
 def next_epoch(core: Core, phase: Phase, source: Source | None, length: int | None = None) -> Epoch:
     """An epoch that somebody asks for: by itself, or in the fit that is running."""
-    return Epoch(core, phase, source, length) if core.fit is None else core.fit.turn(phase, source, length)
+    return (
+        Epoch(core, phase, source, length) if core.running.fit is None else core.running.fit.turn(phase, source, length)
+    )
 
 
 def check_count(name: str, value: Any, endless: bool = False) -> None:

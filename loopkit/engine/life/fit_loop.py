@@ -70,7 +70,7 @@ class FitLoop(Fit):
             at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
         while True:
             if core.requests.waits:
-                core.requests.answer(core)
+                core.answers.answer()
             if self.cancelled is not None:
                 raise self.cancelled
             waiting = core.resume.waiting
@@ -182,7 +182,7 @@ class FitLoop(Fit):
                 updates = min(updates, at.validated.get(phase, at.start.updates) + each.every.updates)
             else:
                 late = min(late, self._time_of(each))
-        if self._core.world.rank != 0:
+        if self._core.requests.world.rank != 0:
             late = math.inf
         return StepLimits(steps, updates, self._started - at.seconds + late)
 
@@ -212,7 +212,7 @@ class FitLoop(Fit):
         progress = self._core.progress
         updated = idle or progress.updates != updates
         self._fruitless = 0 if updated else self._fruitless + progress.steps - steps
-        if self._fruitless >= SKIPS * self._core.accumulate and self.ends_by_updates and not self.stopped:
+        if self._fruitless >= SKIPS * self._core.flags.accumulate and self.ends_by_updates and not self.stopped:
             raise PhaseError(
                 f"phase {phase.name!r} made no update in {self._fruitless:,} steps, and the fit ends by max_updates "
                 f"only: it would never end. Give epochs= or max_steps=; a phase with own_updates = True reports its "

@@ -35,11 +35,11 @@ def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, eve
     with _aside(core), next_epoch(core, phase, source) as epoch:
         epoch.loop.run(_collecting(epoch, outputs, place))
         epoch.check_count(True)
-    if core.world.size > 1 and source.epoch()[0] is not source.given:
+    if core.requests.world.size > 1 and source.epoch()[0] is not source.given:
         from loopkit.data.shards import gather
 
-        outputs = gather(core.world, source.given, outputs, everywhere)
-        if core.world.rank > 0 and not everywhere:
+        outputs = gather(core.requests.world, source.given, outputs, everywhere)
+        if core.requests.world.rank > 0 and not everywhere:
             return None
     return _concatenate(outputs)
 
@@ -58,8 +58,8 @@ def predict_batches(core: Core, source: Source) -> Iterator[Any]:
 
 def _aside(core: Core) -> AbstractContextManager[None]:
     """In a loop of the user's, a prediction is no epoch of a round, which a resume would skip: it is made again."""
-    in_rounds = core.fit is not None and not core.fit.position.by_fit
-    return core.aside() if in_rounds else nullcontext()
+    in_rounds = core.running.fit is not None and not core.running.fit.position.by_fit
+    return core.running.aside() if in_rounds else nullcontext()
 
 
 def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) -> Iterator[Any]:
@@ -98,9 +98,9 @@ def inference(core: Core, phase: Phase) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(models.casts.unobserved())
         epoch = Epoch(core, phase)
-        epoch.depth = len(core.epochs)
+        epoch.depth = len(core.running.epochs)
         epoch.loop.replan()
-        if not models.weights.by and all(each.phase is not phase for each in core.epochs):
+        if not models.weights.by and all(each.phase is not phase for each in core.running.epochs):
             _put_weights(core, phase, epoch, stack)
         stack.callback(models.restore, models.set_modes(False))
         stack.enter_context(models.evaluated(lambda: True))
@@ -115,7 +115,7 @@ def aside(core: Core) -> Iterator[None]:
     models = core.models
     with ExitStack() as stack:
         stack.enter_context(models.casts.unobserved())
-        stack.enter_context(core.aside())
+        stack.enter_context(core.running.aside())
         stack.callback(setattr, models, "aside", models.aside)
         models.aside = True
         for plugin in core.registry.plugins.values():

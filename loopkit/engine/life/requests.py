@@ -9,16 +9,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from loopkit.base.world import World
 from loopkit.engine.life.signals import SAVING, Signals
 from loopkit.errors import Cancel, CancelEpoch, CancelFit, WorldError
-from loopkit.events import SignalBegin
 from loopkit.result import StopRequest
-
-if TYPE_CHECKING:
-    from loopkit.engine.life.core import Core
 
 CANCELS: dict[str, type[Cancel]] = {cancel.__name__: cancel for cancel in (CancelEpoch, CancelFit)}
 
@@ -91,7 +87,8 @@ class Requests:
         """Whether a signal was caught, or a save or pause is due, that nobody has acted upon yet."""
         self.validations: frozenset[str] = frozenset()
         """The phases of which all processes know that it is time to validate, by rank 0's clock."""
-        self._world = World()
+        self.world = World()
+        """The processes that train together; only this one, unless a plugin joins others."""
         self._signals: Signals | None = None
         self._asked = RequestSet()
         """The requests of this process to the others."""
@@ -101,11 +98,11 @@ class Requests:
     @property
     def together(self) -> bool:
         """Whether several processes act as one."""
-        return self._world.size > 1
+        return self.world.size > 1
 
     def join(self, world: World) -> None:
         """From now on act together with these processes."""
-        self._world = world
+        self.world = world
 
     def begin(self, signals: Signals | None) -> None:
         """A fit begins, and nothing is asked for."""
@@ -201,28 +198,8 @@ class Requests:
         self.settle()
         return self.waits or self._asked.any
 
-    def answer(self, core: Core) -> None:
-        """Between two steps, or two epochs: let plugins save, and end the process if that is asked for.
-
-        Raises:
-            Interrupted: It is.
-        """
-        if not self.waits or not core.can_save:
-            return
-        if self.together and any(epoch.window_open for epoch in core.open_epochs):
-            return  # a window holds gradients of this process alone, which cannot be saved
-        wishes = self._take()
-        if core.fit is None or not (wishes.save or wishes.ending):
-            return
-        for impl in core.registry.ordered(SignalBegin.hook):
-            core.registry.call(impl)
-        if self._signals is not None:
-            self._signals.pass_on(SAVING)
-        if wishes.ending is not None:
-            core.resume.hold(core)
-            raise Interrupted(wishes.ending)
-
-    def _take(self) -> RequestSet:
+    def take(self) -> RequestSet:
+        """Hand over what is to be done now, and what a signal asks for."""
         self.waits = False  # first: a signal may come between any two lines
         if self.together and self._signals is not None and self._signals.caught is not None:
             self.waits = True  # until all agree on it
@@ -236,6 +213,11 @@ class Requests:
             self.signal = caught[0]
         return wishes
 
+    def pass_on_saves(self) -> None:
+        """Let the handlers from before the fit hear of a signal that asked for a save."""
+        if self._signals is not None:
+            self._signals.pass_on(SAVING)
+
     def _caught(self) -> tuple[signal.Signals, RequestSet] | None:
         """The signal that was caught and what it asks for, once."""
         signals = self._signals
@@ -245,12 +227,11 @@ class Requests:
         return caught, RequestSet(save=True, ending=ending)
 
     def agree(
-        self, rank: int, updates: int, cancel: Cancel | None, numbers: tuple[float, ...]
+        self, updates: int, cancel: Cancel | None, numbers: tuple[float, ...]
     ) -> tuple[Cancel | None, list[float]]:
         """Let all processes act on what any of them asks for. One collective, and two more if anything is asked for.
 
         Args:
-            rank: Of this process.
             updates: That were made; equal in all of them, where they train in step.
             cancel: What this one wants to end the innermost epoch, or the fit, by.
             numbers: Sent along.
@@ -261,7 +242,7 @@ class Requests:
         Raises:
             WorldError: The processes have parted.
         """
-        world = self._world
+        world = self.world
         self.settle()
         self.waits = False  # first: a signal may come between any two lines
         if self._due is not None:
@@ -288,9 +269,9 @@ class Requests:
             self.change()
         if world.in_step and most != -least:
             raise WorldError(
-                f"the processes have made from {-least:.0f} to {most:.0f} updates, rank {rank} {updates}: a step was "
-                f"cancelled, or an update skipped, in some of them alone, and their parameters have parted. Decide by "
-                f"what all of them know, such as learner.world.highest(value)"
+                f"the processes have made from {-least:.0f} to {most:.0f} updates, rank {world.rank} {updates}: a step "
+                f"was cancelled, or an update skipped, in some of them alone, and their parameters have parted. Decide "
+                f"by what all of them know, such as learner.world.highest(value)"
             )
         return agreed, highest
 

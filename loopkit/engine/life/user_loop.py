@@ -53,7 +53,7 @@ class UserLoop(Fit):
         if self.over:
             return False
         self._counts = True
-        self._core.requests.answer(self._core)
+        self._core.answers.answer()
         if self.cancelled is not None:
             raise self.cancelled
         if reason := self.reason_to_end():
@@ -65,7 +65,7 @@ class UserLoop(Fit):
     def begin(self) -> None:
         """Fire ``fit_begin``."""
         core = self._core
-        if core.fit is None:  # else it raises below
+        if core.running.fit is None:  # else it raises below
             self._round.begin(None)
             self._round.declare(self._kept)
             roots = {**_named("phase", core.phases), **_named("model", core.models)}
@@ -150,13 +150,13 @@ class UserLoop(Fit):
 
     def once(self, name: str, make: Callable[..., Any]) -> Any:
         """A value that is made once in a round, and saved."""
-        with self._core.aside():
+        with self._core.running.aside():
             return self._round.once(name, make)
 
     def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         """The next epoch of the user's loop, or one that runs inside of another or of a hook."""
         core = self._core
-        if self.position.by_fit or core.open_epochs or core.hooks:
+        if self.position.by_fit or core.running.open_epochs or core.running.hooks:
             return super().turn(phase, source, length)
         self._ran[phase.name] = phase
         return Turn(self, core, phase, source, length)

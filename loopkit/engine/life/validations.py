@@ -11,7 +11,8 @@ from loopkit.engine.life.sources import Source
 from loopkit.every import Every
 
 if TYPE_CHECKING:
-    from loopkit.engine.life.core import Core
+    from loopkit.engine.compile.phase_table import PhaseTable
+    from loopkit.engine.compile.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,20 @@ class Validation:
         return self.source.phase.name
 
 
-def validations_of(core: Core, val: Any, validate: Every | Mapping[str, Every] | None) -> list[Validation]:
+def validations_of(
+    registry: Registry, phases: PhaseTable, val: Any, validate: Every | Mapping[str, Every] | None
+) -> list[Validation]:
     """The validations of a fit that was given these.
 
     Raises:
         ValueError: They do not go together.
         EmptyDataError: One has no batch.
     """
+    if val is None and validate is None:
+        return []
     if val is None:
         raise ValueError(f"validate is {validate!r}, but there is no data for it: give val=, or leave it out")
-    sources = {phase.name: Source(core.registry, phase, data) for phase, data in core.phases.validating(val)}
+    sources = {phase.name: Source(registry, phase, data) for phase, data in phases.validating(val)}
     given = validate if isinstance(validate, Mapping) else dict.fromkeys(sources, validate)
     for name, each in given.items():
         if name not in sources:

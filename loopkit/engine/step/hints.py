@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,12 +11,19 @@ from torch import Tensor
 from loopkit.base.batches import describe, leaves
 from loopkit.base.notes import shown
 
-if TYPE_CHECKING:
-    from loopkit.engine.life.models import Models
-    from loopkit.engine.step.step import Step
+
+class Tried(Protocol):
+    """A step that has raised."""
+
+    batch: Any
+    had_backward: bool
+
+    @property
+    def closure(self) -> Any:
+        """The closure, during an update that has one."""
 
 
-def hint(error: BaseException, step: Step, models: Models) -> str:
+def hint(error: BaseException, step: Tried, parameters: Iterable[Tensor]) -> str:
     """Suggest a fix for an error, beginning with ``"; "``; an empty string if the error is not known."""
     text = shown(error)
     inside = list(leaves(step.batch))
@@ -43,7 +50,7 @@ def hint(error: BaseException, step: Step, models: Models) -> str:
             "; the batch holds NumPy arrays: make them tensors, torch.from_numpy(array).float(), or give "
             "loopkit.data.TensorLoader(inputs, targets, batch_size=32) or a DataLoader, which do"
         )
-    doubled = any(_is_double(leaf) for leaf in inside) and not any(map(_is_double, models.parameters()))
+    doubled = any(_is_double(leaf) for leaf in inside) and not any(map(_is_double, parameters))
     if doubled and any(word in text for word in ("dtype", "Double", "double")):
         return "; the batch is float64, as NumPy makes it, and the model float32: convert the data once, with .float()"
     if outputs is None and isinstance(vars(step).get("inputs"), Mapping):

@@ -18,7 +18,7 @@ from loopkit.engine.step.autocast_cache import autocast_off
 from loopkit.engine.step.phase_step import PhaseStep, bad_result, explained
 from loopkit.engine.step.samples import Samples
 from loopkit.engine.step.step import Step, StepContext
-from loopkit.engine.step.training_check import TrainingCheck, check_own, no_update
+from loopkit.engine.step.training_check import TrainingCheck, no_update
 from loopkit.engine.step.window import Window
 from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
 from loopkit.events import BackwardEnd, StepBegin, StepCancelled, StepEnd, UpdateBegin, UpdateEnd, UpdateSkipped
@@ -94,7 +94,7 @@ class Loop(StepContext):
         """Watches, in the phase's first epoch, whether the events come that it lists; None if nobody waits for any."""
         self._around: PhaseStep | None = None
         """The phase's step, where plugins have a part in how it is run."""
-        self._samples = Samples(phase, core.say_once)
+        self._samples = Samples(phase, core.notices.say_once)
         """How many samples a batch has."""
         self._phase_step: Callable[[Learner, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
@@ -106,10 +106,10 @@ class Loop(StepContext):
         """The epoch begins, or resumes after so many steps of it; a stop from before does not end it."""
         self._taken, self._goes_on, self.in_hook, self._stop_before = taken or 0, taken is not None, in_hook, stop
         if self.phase.training and not self.phase.own_updates:
-            size, mean = self._core.accumulate, not is_sum(self._core.learner.loss_fn)
+            size, mean = self._core.flags.accumulate, not is_sum(self._core.learner.loss_fn)
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
-            if self.windows and self.phase not in self._core.proven:
+            if self.windows and self.phase not in self._core.shown.training:
                 self._proof = self._watch = TrainingCheck(self.phase, self.windows)
         if self.phase.training:
             self._grad_mode = nullcontext if torch.is_grad_enabled() else torch.enable_grad
@@ -162,7 +162,7 @@ class Loop(StepContext):
     @property
     def agrees(self) -> bool:
         """Whether several processes agree, between two of its steps, on what ends it."""
-        world = self._core.world
+        world = self._core.requests.world
         return world.size > 1 and (self.phase.training or (world.in_step and self.last_index >= 0))
 
     def replan(self) -> None:
@@ -171,12 +171,12 @@ class Loop(StepContext):
         version = requests.version  # read first: a handler may run between any two lines
         older = self._goes_on and self.current is None
         self.seen = LOOK_AGAIN if requests.waits or older else version
-        for window in [each for each in self.windows if each.size != self._core.accumulate]:
+        for window in [each for each in self.windows if each.size != self._core.flags.accumulate]:
             if window.count:
                 self.seen = LOOK_AGAIN  # until it is closed
             else:
-                window.refresh(self._core.accumulate)
-        check_own(self._core, self.phase)
+                window.refresh(self._core.flags.accumulate)
+        self._core.own_updates.check(self.phase)
         plan = self.plan = self._core.registry.plan(self.phase)
         self._samples.consider(self._core.registry.plugins.values())
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
@@ -188,20 +188,22 @@ class Loop(StepContext):
         self.quiet = plan.heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
         self._phase_step = self.phase.step
         if plan.step_contexts or plan.take_step is not None:
-            self._around = self._around or PhaseStep(self._core, self.phase)
+            self._around = self._around or PhaseStep(
+                self._core.learner, self.phase, self._core.models, self._core.running.where
+            )
             self._phase_step = self._around.call(plan)
 
     def await_events(self) -> None:
         """See whether the events come that the phase lists, unless an epoch of it has told."""
-        if self.phase not in self._core.complete:
+        if self.phase not in self._core.shown.complete:
             self.awaited = ExpectedEvents(self.phase, self.plan)
             self.fire = self.awaited.watch(self.plan.fire)
 
     def say_missed(self, awaited: ExpectedEvents) -> None:
         """At the end of the epoch: warn of the events that did not come."""
         if self.steps and not self.stopped:
-            self._core.complete.append(self.phase)
-            for text in awaited.missed() if self._core.world.rank == 0 else ():
+            self._core.shown.complete.append(self.phase)
+            for text in awaited.missed() if self._core.requests.world.rank == 0 else ():
                 warn(text)
 
     def last_step(self) -> Step:
@@ -238,10 +240,10 @@ class Loop(StepContext):
                 raise
             if self.at_edge:
                 with self.resting():
-                    self._core.requests.answer(self._core)  # a signal that also ended the loader's workers
+                    self._core.answers.answer()  # a signal that also ended the loader's workers
             lambdas = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
             pickling = lambdas if "pickle" in shown(error).lower() else ""
-            where = self._core.where(self.phase, None)
+            where = self._core.running.where(self.phase, None)
             locate(error, f"the loader raised this while making batch {self.steps}, {where}{pickling}")
             raise
         return True
@@ -249,7 +251,7 @@ class Loop(StepContext):
     def _run(self, batches: Iterable[Any], until: StepLimits | None) -> bool:
         """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
         core, phase = self._core, self.phase
-        learner, logbook, requests, slot = core.learner, core.logbook, core.requests, core.world.slot
+        learner, logbook, requests, slot = core.learner, core.logbook, core.requests, core.requests.world.slot
         progress, proof = core.progress if phase.training else None, self._proof
         tensor, count = self._samples.ways()
         seen = self.seen_data
@@ -285,7 +287,7 @@ class Loop(StepContext):
             except Cancel as cancel:
                 self._cancel_step(step, cancel)
             except BaseException as error:
-                self.failure = explained(core, phase, error, step)
+                self.failure = explained(error, step, phase, core.models, core.running.where)
                 raise
             else:
                 step.ended = True
@@ -321,7 +323,7 @@ class Loop(StepContext):
         """The plan or the size of windows has changed, or something was asked for: take it over, and do that."""
         self.replan()
         with self.resting():
-            self._core.requests.answer(self._core)
+            self._core.answers.answer()
         if self._agreed is not None:
             agreed, self._agreed = self._agreed, None
             raise agreed
@@ -329,7 +331,7 @@ class Loop(StepContext):
     def _end_proof(self, proof: TrainingCheck) -> None:
         """The phase has shown that it trains."""
         proof.rest()
-        self._core.proven.append(self.phase)
+        self._core.shown.training.append(self.phase)
         self._proof = None
 
     @contextmanager
@@ -344,7 +346,7 @@ class Loop(StepContext):
     def agree(self, *numbers: float) -> list[float]:
         """Let all processes act on what any of them asks for; returns the highest of each number."""
         wanted, self._wanted = self._wanted, None
-        agreed, highest = self._core.requests.agree(self._core.world.rank, self._core.progress.updates, wanted, numbers)
+        agreed, highest = self._core.requests.agree(self._core.progress.updates, wanted, numbers)
         self._agreed = agreed or self._agreed
         return highest
 
@@ -391,7 +393,7 @@ class Loop(StepContext):
         if self._samples.takes_empty or not window.is_void():
             return None
         plugins = self._core.registry.plugins.values()
-        shared = self._core.world.size > 1 and all(getattr(each, "agrees_in_steps", True) for each in plugins)
+        shared = self._core.requests.world.size > 1 and all(getattr(each, "agrees_in_steps", True) for each in plugins)
         return None if shared else "the weights of its steps sum to 0"
 
     def count_skip(self, reason: str) -> None:
@@ -400,7 +402,7 @@ class Loop(StepContext):
         Raises:
             PhaseError: So were all of the last ones, and only a number of updates ends the fit.
         """
-        fit = self._core.fit
+        fit = self._core.running.fit
         if fit is not None:
             fit.count_skip(reason)
 
@@ -427,7 +429,7 @@ class Loop(StepContext):
         if self._proof is not None and window.asked_in < 0:
             raise StepResultError(no_update(self.phase))
         steps = "1 step" if window.count == 1 else f"{window.count} steps"
-        self._core.say_once(
+        self._core.notices.say_once(
             f"phase {self.phase.name!r}: an epoch ended with gradients of {steps} for which step.update was not "
             f"called; they are dropped"
         )

@@ -16,19 +16,28 @@ from loopkit.engine.step.hints import hint
 from loopkit.errors import Cancel, StepResultError
 
 if TYPE_CHECKING:
-    from loopkit.engine.compile.plan import Plan
-    from loopkit.engine.life.core import Core
+    from loopkit.engine.compile.plan import Plan, Where
+    from loopkit.engine.life.models import Models
     from loopkit.engine.step.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
 
 class PhaseStep:
-    """The step of a phase in one epoch, and what autocast caches meanwhile."""
+    """The step of a phase in one epoch, and what autocast caches meanwhile.
 
-    def __init__(self, core: Core, phase: Phase) -> None:
-        self._core = core
+    Args:
+        learner: The argument of the phase's step.
+        phase: The phase.
+        models: Hold the weights that autocast casts.
+        where: Returns phase, epoch and step in words.
+    """
+
+    def __init__(self, learner: Learner, phase: Phase, models: Models, where: Where) -> None:
+        self._learner = learner
         self._phase = phase
+        self._models = models
+        self._where = where
         self._casting = False
         """Whether a step of this epoch has run under autocast."""
 
@@ -49,7 +58,7 @@ class PhaseStep:
             cancel.by = cancel.by or f"phase {self._phase.name}"
             raise
         except BaseException as error:
-            explained(self._core, self._phase, error, step)
+            explained(error, step, self._phase, self._models, self._where)
             raise
 
     def in_contexts(self, call: Callable[[Learner, Step], Any], step: Step, plan: Plan) -> None:
@@ -64,30 +73,30 @@ class PhaseStep:
                 if first := not self._casting and autocast_is_on():
                     self._watch_casts()
                 try:
-                    if (result := call(self._core.learner, step)) is not None:
+                    if (result := call(self._learner, step)) is not None:
                         raise bad_result(self._phase, result)
                 except BaseException as error:
                     raised = error
                     raise
         except BaseException as error:
             if error is not raised and not isinstance(error, Cancel):
-                locate(error, plan.of_context("step_context", self._core.where(self._phase, step)))
+                locate(error, plan.of_context("step_context", self._where(self._phase, step)))
             raise
         finally:
             if first:
-                self._core.models.casts.compare_values(False)
+                self._models.casts.compare_values(False)
             del raised  # else a cycle with the traceback would keep the step and its graph
 
     def _watch_casts(self) -> None:
         """Look after what autocast caches of the models, and of the modules that the phase itself holds."""
         self._casting = True
         own = {name: value for name, value in vars(self._phase).items() if isinstance(value, nn.Module)}
-        self._core.models.casts.begin({**own, **self._core.models})
+        self._models.casts.begin({**own, **self._models})
 
     def end(self) -> None:
         """The epoch is over."""
         if self._casting:
-            self._core.models.casts.end()
+            self._models.casts.end()
 
 
 def bad_result(phase: Phase, result: Any) -> StepResultError:
@@ -99,10 +108,9 @@ def bad_result(phase: Phase, result: Any) -> StepResultError:
     )
 
 
-def explained(core: Core, phase: Phase, error: BaseException, step: Step) -> BaseException:
+def explained(error: BaseException, step: Step, phase: Phase, models: Models, where: Where) -> BaseException:
     """The error of a step, which from now on says where it came from, and what the batch was."""
-    where = f"in {type(phase).__name__}.step, {core.where(phase, step)}"
-    models = core.models
-    cure = hint(error, step, models)
-    locate(error, f"{where}; batch: {describe(step.batch)}; model on {models.device()}{cure}")
+    place = f"in {type(phase).__name__}.step, {where(phase, step)}"
+    cure = hint(error, step, models.parameters())
+    locate(error, f"{place}; batch: {describe(step.batch)}; model on {models.device()}{cure}")
     return error

@@ -1,4 +1,4 @@
-"""TrainingCheck: what a phase that trains has to do, and what it leaves to the engine."""
+"""TrainingCheck: the check that a training phase trains, and through the engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from loopkit.base.notes import OWN, line_with
-from loopkit.errors import PhaseError, PluginError, StepResultError
-from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin
-from loopkit.hooks import concerns
-from loopkit.plugin import unwrapped
+from loopkit.errors import PhaseError, StepResultError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
-    from loopkit.engine.life.core import Core
     from loopkit.engine.step.step import Step
     from loopkit.engine.step.window import Window
     from loopkit.phases import Phase
@@ -38,52 +34,14 @@ DIFFERENTIATES = ("backward", "_backward", "_run", "_differentiate")
 OWN_WAY = "A phase that updates in its own way declares own_updates = True, and reports each update by step.updated()"
 
 
-BEFORE_UPDATES = (*[event.hook for event in (BackwardBegin, BackwardEnd, UpdateBegin)], "optimizer_step", "take_step")
-"""The hooks that do not come where a phase updates in its own way."""
+class ShownPhases:
+    """The phases of a learner that have shown by their steps that they do what they declare."""
 
-
-def check_own(core: Core, phase: Phase) -> None:
-    """Raise for plugins without effect in a phase with ``own_updates``, and list those with another one.
-
-    If another phase of the learner trains through the engine, a line names the plugins that act there only.
-
-    Raises:
-        PhaseError: The phase does not train, or updates are to be made of several steps.
-        PluginError: A plugin has to act before an update.
-    """
-    if not phase.own_updates:
-        return
-    cls = type(phase).__name__
-    if not phase.training:
-        raise PhaseError(f"{cls}.own_updates is True, and {cls}.training is not: only a phase that trains updates")
-    elsewhere = any(each.training and not each.own_updates for each in (*core.phases.own, *core.proven))
-    if core.accumulate > 1 and not elsewhere:
-        raise PhaseError(
-            f"accumulate is {core.accumulate}, which has no effect in phase {phase.name!r}: {cls}.own_updates is True. "
-            f"Leave accumulate out, and let {cls}.step update in each {core.accumulate}th step; or leave own_updates "
-            f"out, and call step.backward(loss) and step.update()"
-        )
-    acting = [each for each in core.registry.implemented if each.hook.name in BEFORE_UPDATES]
-    for impl in acting:
-        if concerns(impl.phase, phase) and impl.hook.name not in getattr(impl.plugin, "optional", ()):
-            _check_acts(core, phase, impl.entry.plugin, impl.hook.name, unwrapped(impl.plugin), elsewhere)
-
-
-def _check_acts(core: Core, phase: Phase, name: str, hook: str, plugin: Any, elsewhere: bool) -> None:
-    acts = getattr(plugin, "own_updates", False)
-    if acts:
-        if isinstance(acts, str):
-            core.say_once(f"phase {phase.name!r} updates in its own way: {acts}")
-        return
-    cls = type(phase).__name__
-    if elsewhere:
-        core.say_once(f"plugin {name!r}: {hook} does not come in phase {phase.name!r}, where own_updates is True")
-        return
-    raise PluginError(
-        f"plugin {name!r} acts by {hook}, which does not come in phase {phase.name!r}: {cls}.own_updates is True. Take "
-        f"the plugin out, and do its part in {cls}.step before each update; or leave own_updates out, and call "
-        f"step.backward(loss) and step.update(), where all plugins act"
-    )
+    def __init__(self) -> None:
+        self.training: list[Phase] = []
+        """The phases that have shown that they train."""
+        self.complete: list[Phase] = []
+        """The phases that have had a whole epoch, if plugins wait for events that they list."""
 
 
 class TrainingCheck:
