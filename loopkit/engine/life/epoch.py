@@ -186,17 +186,16 @@ class Epoch:
 
     def __enter__(self) -> Epoch:
         core = self._core
+        running = core.running
         phase = self.phase
         loop = self.loop
         if core.requests.waits:
             core.answers.answer()
-        fitting = core.running.fit is not None
-        in_hook = core.running.hooks > 0
-        if not core.running.epochs and not fitting and not in_hook:
+        fitting = running.fit is not None
+        in_hook = running.hooks > 0
+        if not running.epochs and not fitting and not in_hook:
             core.requests.forget_stop()
-        nested = in_hook or (
-            bool(core.running.epochs) and not all(epoch.loop.between for epoch in core.running.open_epochs)
-        )
+        nested = in_hook or (bool(running.epochs) and not all(epoch.loop.between for epoch in running.open_epochs))
         self.alone = nested or not (phase.training or fitting)
         if core.resume.left and not self.alone:
             self.saved = core.resume.take(phase)
@@ -208,7 +207,7 @@ class Epoch:
         core.witness.look((id(phase), core.registry.version))
         if self._source is not None and not self.alone:
             core.witness.look_at_data(phase.name, self.data if self.function is None else self.function)
-        if phase.training and core.running.epochs and any(outer.window_open for outer in core.running.epochs):
+        if phase.training and running.epochs and any(outer.window_open for outer in running.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
         if self.saved is None:
             loop.open(None, in_hook, core.requests.stopped)
@@ -250,9 +249,7 @@ class Epoch:
             try:
                 if self.trains:
                     core.models.module_modes.wake(core.notices.say_once)
-                if self.trains and core.models.module_modes.kept:
-                    core.notices.say_once(core.models.module_modes.kept)
-                if self.trains and self.length is not None and self.length < core.flags.accumulate:
+                    core.models.module_modes.say_kept(core.notices.say_once)
                     _say_short(core, self)
                 if core.metrics:
                     core.forget_metrics(f"{self.name}/")
@@ -482,7 +479,9 @@ class Epoch:
 
 
 def _say_short(core: Core, epoch: Epoch) -> None:
-    """Say once that windows stay short, which may not be meant."""
+    """Say once if windows stay short, which may not be meant."""
+    if epoch.length is None or epoch.length >= core.flags.accumulate:
+        return
     many = "1 batch" if epoch.length == 1 else f"{epoch.length} batches"
     core.notices.say_once(
         f"accumulate is {core.flags.accumulate}, but an epoch of phase {epoch.name!r} has {many}, and its end closes "

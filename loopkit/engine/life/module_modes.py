@@ -73,6 +73,11 @@ class ModuleModes:
         shared = {name for name, model in self._asleep.items() if any(each in self._evals for each in model.modules())}
         self._asleep = {name: model for name, model in self._asleep.items() if name not in shared}
 
+    def say_kept(self, say: Callable[[str], None]) -> None:
+        """Print which modules stay in eval mode."""
+        if self.kept:
+            say(self.kept)
+
     def wake(self, say: Callable[[str], None]) -> None:
         """Put models that are trained, and are in eval mode as a whole, into train mode; for good, with one line."""
         for name, model in self._asleep.items():
