@@ -357,7 +357,7 @@ def _leave() -> None:
 
 
 class Trains(Protocol):
-    """What trains in several processes: a learner."""
+    """A learner, with the processes that train together."""
 
     @property
     def world(self) -> World:
