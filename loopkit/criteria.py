@@ -1,11 +1,11 @@
-"""Criteria: when to end a training, told from the values of one metric.
+"""Criteria: when to end a training, judged by the values of one metric.
 
 A criterion takes the values one by one, as they are measured, and returns the reason to stop, or an empty string.
 Criteria are put together with ``|`` (one of them is enough) and ``&`` (all at the same value)::
 
     EarlyStopping("val/loss", criterion=warmup(Patience(3), 10) | TimeLimit(3600))
 
-or used in a loop of your own::
+or used in your own loop::
 
     >>> criterion = Patience(2) | Threshold(0.1)
     >>> for loss in (0.5, 0.4, 0.45, 0.6, 0.3):
@@ -60,9 +60,9 @@ def is_better(value: float, than: float | None, mode: Mode = "min", by: float = 
 
 
 def better(metric: str, plugins: Iterable[Any]) -> Mode | None:
-    """Which way a metric such as ``"val/f1"`` is better; None if nobody says.
+    """Which way a metric such as ``"val/f1"`` is better; None if no plugin defines it.
 
-    The plugin that makes it says so, ``higher_is_better(metric)``; what is called a loss is better where it is lower.
+    The plugin that makes it defines ``higher_is_better(metric)``; a metric called loss is better where it is lower.
     """
     makers = [each for each in plugins if callable(getattr(each, "higher_is_better", None))]
     for higher in (each.higher_is_better(metric) for each in makers):
@@ -74,7 +74,7 @@ def better(metric: str, plugins: Iterable[Any]) -> Mode | None:
 def declared(metric: str, plugins: Iterable[Any]) -> Mode | None:
     """Which way a metric is better, as a plugin declares: by the ``mode`` with which it monitors it, or by making it.
 
-    A name declares nothing: a loss is better where it is lower only if a plugin monitors it, or makes it as a metric.
+    A name is no declaration: a loss is better where it is lower only if a plugin monitors it, or makes it as a metric.
     """
     known = list(plugins)
     for plugin in known:
@@ -104,8 +104,8 @@ def direction(plugin: Any, plugins: Iterable[Any]) -> Mode:
     mode: Mode | None = plugin.mode or better(plugin.monitor, plugins)
     if mode is None:
         raise PluginError(
-            f"plugin {plugin.name!r}: nothing says whether {plugin.monitor!r} is better where it is lower or higher: "
-            f'say mode="min" or mode="max"'
+            f"plugin {plugin.name!r}: it is unknown whether {plugin.monitor!r} is better where it is lower or higher: "
+            f'give mode="min" or mode="max"'
         )
     return mode
 
@@ -124,7 +124,7 @@ def checked_mode(owner: str, mode: Any) -> Mode | None:
 class Criterion(Shown):
     """Base of every criterion.
 
-    One of your own has an `update`; its state is in the attributes that `fields` names and `update` replaces, which
+    Your own has an `update`; its state is in the attributes that `fields` names and `update` replaces, which
     hold None, numbers, strings or lists of them.
     """
 

@@ -21,10 +21,10 @@ def summed(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     With ``Learner(loss_fn=summed(fn))`` the gradient of an accumulation window is the sum of its steps' gradients, and
     ``train/loss`` is the sum of the losses, divided by the samples. Losses that have ``reduction="sum"``, such as
-    torch's, and ``functools.partial(fn, reduction="sum")`` say so themselves.
+    torch's, and ``functools.partial(fn, reduction="sum")`` are recognised.
 
     Args:
-        loss_fn: A function, or a module, whose parameters and buffers are those of what is returned.
+        loss_fn: A function, or a module, whose parameters and buffers the result shares.
 
     Example::
 
@@ -71,7 +71,7 @@ def focal_loss(
 
     - Binary, targets of the same shape as outputs (so ``(batch, 1)`` goes with ``(batch, 1)``): each output is the
       logit of one yes-or-no question. A target y between 0 and 1 gives y times the loss of 1 plus ``1 - y`` times
-      that of 0.
+      the loss of 0.
     - Multi-class, outputs ``(batch, classes, ...)`` and targets ``(batch, ...)``: logits of at least two classes, and
       class numbers as integers.
 
@@ -141,8 +141,8 @@ def _multi_class(
     classes = outputs.shape[1]
     if classes < 2:
         raise ValueError(
-            f"outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}, so there is one class and "
-            "nothing to tell it from: for binary targets give both the same shape"
+            f"outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}, so there is only one class: "
+            "for binary targets give both the same shape"
         )
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise ValueError(f"targets are {targets.dtype}: with outputs (batch, classes, ...) they are class numbers")

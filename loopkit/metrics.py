@@ -1,7 +1,7 @@
 """Metrics: numbers accumulated over an epoch, on the device, and read once.
 
 A metric is any object with ``update(outputs, targets)``, ``compute()`` and ``reset()``; torchmetrics objects are. Where
-several processes train together, each takes in a part of the batches, and a metric of your own also needs
+several processes train together, each takes in a part of the batches, and your own metric also needs
 ``state_dict()`` and ``merge(states)``; see `Metric.merge`.
 """
 
@@ -58,7 +58,7 @@ def wide(value: Tensor) -> Tensor:
 
 
 def added(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sum, key by key and in this order, of states that hold counts and sums; None adds nothing.
+    """The sum, key by key and in this order, of states that hold counts and sums; None counts as 0.
 
     >>> added([{"correct": 3, "count": 4}, {"correct": None, "count": 0}, {"correct": 1, "count": 2}])
     {'correct': 4, 'count': 6}
@@ -88,7 +88,7 @@ class Metric(Shown):
         """The attributes that `reset` sets.
 
         Raises:
-            PluginError: The class's ``__init__`` does not call that of `Metric`, which finds them.
+            PluginError: The class's ``__init__`` does not call `Metric`'s, which finds them.
         """
         found: tuple[str, ...] | None = vars(self).get("_set_by_reset")
         if found is None:
@@ -109,11 +109,11 @@ class Metric(Shown):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was taken in since `reset`."""
+        """Whether no batch was taken in since `reset`."""
         raise NotImplementedError
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor] | None:
-        """The state as tensors, by the keys of `state_dict`; from now on it holds no numbers, and nothing that is None.
+        """The state as tensors, by the keys of `state_dict`; from now on its numbers and None become tensors.
 
         A plugin that records steps resumes from them, and changes them in place. A class has it if its ``update`` only
         makes tensors of tensors. None: ``update`` has to be called.
@@ -121,7 +121,7 @@ class Metric(Shown):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of what has been accumulated."""
+        """A copy of the accumulated state."""
         values = {key: getattr(self, key) for key in self._state}
         return {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
 
@@ -132,13 +132,13 @@ class Metric(Shown):
             setattr(self, key, value.clone() if isinstance(value, Tensor) else value)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
-        """Resume from what several of this metric have accumulated, each from other batches, as if it were all one's.
+        """Resume from the states of several of this metric, each from other batches, as if one had seen them all.
 
-        A class whose ``reset`` sets another state has a ``merge`` of its own; where that is counts and sums, it is
+        A class whose ``reset`` sets another state needs its own ``merge``; for counts and sums, it is
         ``self.load_state_dict(added(states))``.
 
         Args:
-            states: Their ``state_dict``, by rank, also of those that have taken in nothing. Tensors are in the host's
+            states: Their ``state_dict``, by rank, also empty ones. Tensors are in the host's
                 memory.
         """
         raise NotImplementedError
@@ -314,7 +314,7 @@ class FunctionMetric(Metric):
         self.mean.add(number, count_samples(outputs) if weight is None else weight)
 
     def _check_size(self, value: Tensor, outputs: Any, targets: Any) -> None:
-        """Raise for several values for each sample, such as those of all classes: their mean is meaningless."""
+        """Raise for several values for each sample, such as one for each class: their mean is meaningless."""
         samples = count_samples(outputs)
         many = value.numel()
         if many in (1, samples) or any(isinstance(each, Tensor) and each.numel() == many for each in leaves(targets)):
@@ -362,8 +362,8 @@ def classes_axis(
 
     Raises:
         ValueError: The shapes are neither ``(..., classes)`` and ``(...)`` nor ``(n, classes, ...)`` and ``(n, ...)``,
-            or are both and ``axis`` does not say which; or there is one class only.
-        PluginError: Either is no tensor, such as a pair that a phase of one's own made.
+            or are both, without ``axis``; or there is one class only.
+        PluginError: Either is no tensor, such as a pair made by a custom phase.
     """
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
         raise PluginError(
@@ -378,7 +378,7 @@ def classes_axis(
     second = outputs.ndim > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
     where = f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
     if axis is None and last and second:
-        raise ValueError(f"{where}: the classes could be the last axis or the second; say which, axis=-1 or axis=1")
+        raise ValueError(f"{where}: the classes could be the last axis or the second; choose axis=-1 or axis=1")
     if not _fits(axis, outputs.ndim, last, second):
         hint = f"; for one logit a sample: {binary}" if outputs.shape == targets.shape else ""
         raise ValueError(
@@ -401,7 +401,7 @@ def more(counted: Tensor | int | None, true: Tensor) -> Tensor | int:
 
 
 class _Share(Metric):
-    """The base of what counts the correct ones of all targets."""
+    """The base of metrics that count the correct ones of all targets."""
 
     name = "accuracy"
     higher_is_better = True
@@ -509,7 +509,7 @@ def count(indices: Tensor, counted: Tensor, length: int) -> Tensor:
 
 
 Average = Literal["macro", "micro", "weighted"] | None
-UNASKED = "the outputs say how many classes there are, leave it out"
+UNASKED = "the outputs give the number of classes, leave it out"
 
 
 class ClassCounts(Metric):

@@ -155,7 +155,7 @@ def test_accuracy_of_ignored_targets_alone_is_not_a_number():
 
 def test_accuracy_asks_where_the_shapes_leave_the_axis_open():
     outputs, targets = classification(classes=4, image=(4,))
-    with pytest.raises(ValueError, match=r"\(103, 4, 4\).*say which, axis=-1 or axis=1"):
+    with pytest.raises(ValueError, match=r"\(103, 4, 4\).*choose axis=-1 or axis=1"):
         Accuracy().update(outputs, targets)
 
 
@@ -187,7 +187,7 @@ def test_metric_of_classes_refuses_targets_that_are_several_tensors(metric):
 
 
 def test_accuracy_refuses_a_single_class():
-    with pytest.raises(ValueError, match=r"there is one class.*BinaryAccuracy"):
+    with pytest.raises(ValueError, match=r"there is only one class.*BinaryAccuracy"):
         Accuracy().update(torch.zeros(3, 1), torch.zeros(3))
 
 

@@ -1,1 +1,1 @@
-"""The ground: what stands on torch and Python alone, and imports nothing above it."""
+"""The ground: modules that import only torch and Python."""

@@ -18,7 +18,7 @@ IMAGE = 3
 
 
 def parts(batch: Any) -> Iterator[tuple[str, Any]]:
-    """The named parts of a mapping, dataclass, tuple or list; nothing for anything else."""
+    """The named parts of a mapping, dataclass, tuple or list; none for other types."""
     if isinstance(batch, Mapping):
         yield from ((str(key), value) for key, value in batch.items())
     elif is_dataclass(batch) and not isinstance(batch, type):
@@ -138,7 +138,7 @@ def describe(value: Any, depth: int = 2) -> str:
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """A copy of a nested batch with everything that can be moved on the device; what is there stays as it is."""
+    """A copy of a nested batch with all its movable parts on the device; parts there already are not copied."""
     if isinstance(value, Tensor):
         return devices.to_device(value, device)
     if callable(getattr(value, "to", None)) and not isinstance(value, type):
@@ -147,7 +147,7 @@ def move(value: Any, device: torch.device) -> Any:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of a nested batch with ``function`` applied to its tensors; what stays the same is not copied."""
+    """A copy of a nested batch with ``function`` applied to its tensors; unchanged parts are not copied."""
     if isinstance(value, Tensor):
         return function(value)
     return map_parts(value, lambda part: map_tensors(part, function))

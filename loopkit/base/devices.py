@@ -21,7 +21,7 @@ SAVED = (*NAMES, "xla", "hpu", "mtia", "meta")
 ALIASES = {"gpu": "cuda"}
 """Other names of devices."""
 LATE = {"cuda"}
-"""Types of which an event says when a copy to the host has arrived; for those of others the host waits."""
+"""Types whose events show that a copy to the host has arrived; for others the host waits."""
 NARROW = {"mps"}
 """Types without float64."""
 HOST = torch.device("cpu")
@@ -44,7 +44,7 @@ def types() -> list[str]:
 
 
 def local_device() -> torch.device:
-    """The device of this process: of those that it sees, the one with the number of its launcher's ``LOCAL_RANK``.
+    """The device of this process: the visible one with the number of its launcher's ``LOCAL_RANK``.
 
     If it sees fewer, the processes share them in turn. Without ``LOCAL_RANK`` it is the accelerator without an index,
     which stands for the current device; without an accelerator, the host.
@@ -85,7 +85,7 @@ def backends() -> str:
 
 
 def lacking(backend: str) -> str:
-    """The type of device that a backend of ``torch.distributed`` needs and this machine does not have, or nothing."""
+    """The type of device that a backend of ``torch.distributed`` needs and this machine lacks, or an empty string."""
     needs = {kind for kind, own in torch.distributed.Backend.default_device_backend_map.items() if own == backend}
     found = accelerator()
     return "" if not needs or needs & {HOST.type, "" if found is None else found.type} else min(needs)
@@ -97,21 +97,21 @@ def exact(device: torch.device) -> torch.dtype:
 
 
 def computes_bfloat16(kind: str) -> bool:
-    """Whether a type of device has bfloat16 in hardware, as far as it tells."""
+    """Whether a type of device reports bfloat16 in hardware."""
     return kind != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def reads_late(device: torch.device) -> bool:
-    """Whether a copy to the host can be read when it has arrived, so that nobody waits for it."""
+    """Whether a copy to the host can be read when it has arrived, so that no step waits for it."""
     return device.type in LATE
 
 
 def to_host(tensor: Tensor, buffer: Tensor | None = None) -> Tensor:
-    """A copy in main memory; `Arrival` says when it is there.
+    """A copy in main memory; wait for it with `Arrival`.
 
     Args:
         tensor: It may be on the host already.
-        buffer: What an earlier call returned, to use its memory again.
+        buffer: The result of an earlier call, to use its memory again.
     """
     late = reads_late(tensor.device)
     if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
@@ -120,7 +120,7 @@ def to_host(tensor: Tensor, buffer: Tensor | None = None) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device, where what is queued from now on finds it; nobody waits where that is safe.
+    """The tensor on a device, ready for work queued from now on; without waiting where that is safe.
 
     It is where a copy from memory that is not pinned has left that memory when the call returns.
     """
@@ -128,14 +128,14 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def scalar(value: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A number as a tensor on a device, which nobody waits for; ``torch.as_tensor`` would."""
+    """A number as a tensor on a device, without waiting, unlike ``torch.as_tensor``."""
     if isinstance(value, Tensor):
         return to_device(value.to(dtype), device)
     return torch.full((), value, dtype=dtype, device=device)
 
 
 def scale(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
-    """Multiply tensors in place, those of each device by a factor that lies there."""
+    """Multiply tensors in place, each by a factor on its own device."""
     if not isinstance(factor, Tensor):
         torch._foreach_mul_(list(tensors), factor)
         return
@@ -149,7 +149,7 @@ def mark(device: torch.device, *, timing: bool = False, event: Event | None = No
     Args:
         device: The device.
         timing: Whether it takes the time.
-        event: What an earlier call returned, to use it again.
+        event: The result of an earlier call, to use it again.
     """
     event = Event(device, enable_timing=timing) if event is None else event
     event.record(torch.accelerator.current_stream(device))
@@ -237,7 +237,7 @@ def synchronize(used: Iterable[torch.device]) -> None:
 
 
 def generator_states() -> dict[str, list[Tensor]]:
-    """The states of the accelerator's generators by its type, of one for each device; nothing if it is not in use."""
+    """The states of the accelerator's generators by its type, one for each device; empty if it is not in use."""
     if (found := torch.accelerator.current_accelerator()) is None:
         return {}
     module: Any = torch.get_device_module(found)

@@ -1,4 +1,4 @@
-"""Facts: in plain words, what a thing was made with, so that two of them can be compared."""
+"""Facts: in plain words, how a thing was made, so that two of them can be compared."""
 
 from __future__ import annotations
 
@@ -104,5 +104,5 @@ def _said(code: CodeType, doc: str | None) -> tuple[Any, ...]:
 
 
 def hashed(value: Any) -> str:
-    """A short name of what a value's text says: equal for equal ones."""
+    """A short digest of a value's text: equal for equal ones."""
     return hashlib.sha256(str(value).encode()).hexdigest()[:12]

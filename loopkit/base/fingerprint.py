@@ -35,7 +35,7 @@ def told(names: Collection[str]) -> str:
 
 
 def without_same(models: Mapping[str, Mapping[str, Any]], left: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """The weights of models without those that are the ones that were left out."""
+    """The weights of models, except unchanged ones that were left out."""
     same = {
         name: {
             key: made for key, made in keys.items() if key in models[name] and fingerprint(models[name][key]) == made

@@ -27,7 +27,7 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
         seed: From 0 to 2**32 - 1.
         deterministic: Also make torch raise for operations that have no deterministic form, choose deterministic
             convolutions, and switch off the search for the fastest ones. On CUDA set the environment variable
-            ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` before the process starts; it is set here if nothing has set it,
+            ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` before the process starts; it is set here if it is unset,
             which is in time only if cuBLAS was not used yet.
 
     Raises:
@@ -75,8 +75,8 @@ def save() -> dict[str, Any]:
 def restore(state: Mapping[str, Any]) -> None:
     """Put the generators into a state from `save`, all of them or none.
 
-    If the state is of more or fewer devices than there are, or of NumPy, which is not imported now, what is there is
-    restored, with a warning. It does not initialise CUDA: what is not in use yet gets its state when it is.
+    If the state is of more or fewer devices than there are, or of NumPy, which is not imported now, the others are
+    restored, with a warning. It does not initialise CUDA: unused devices get their state at their first use.
 
     Raises:
         StateError: The state is malformed, or of another kind of generator.
@@ -106,7 +106,7 @@ def is_generator(value: Any) -> bool:
 
 
 def is_global(value: Any) -> bool:
-    """Whether a generator is one of those that `save` saves, or draws from one."""
+    """Whether `save` saves a generator, or one that it draws from."""
     if value is torch.default_generator or value is _PYTHON:
         return True
     numpy = sys.modules.get("numpy")

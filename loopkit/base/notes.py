@@ -13,7 +13,7 @@ OWN = str(Path(__file__).parents[1])
 
 
 def locate(error: BaseException, where: str) -> None:
-    """Note on an error where it was raised, unless a note says so already."""
+    """Note on an error where it was raised, unless it has such a note."""
     notes = getattr(error, "__notes__", ())
     texts = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
     if not any(text.startswith("loopkit: ") for text in texts):

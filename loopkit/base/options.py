@@ -108,14 +108,14 @@ def _anew(value: Any, where: str) -> Any:
     is_data = hasattr(value, "__iter__") and not has[4]
     if has[3] and not is_data:
         raise PluginError(
-            f"fresh: {where} is a {type(value).__name__}, which has a state, and cannot be made anew from here: make "
-            f"the new plugin by hand, with a {type(value).__name__} of its own, or with a function that makes one"
+            f"fresh: {where} is a {type(value).__name__}, which has a state, and cannot be made again from here: make "
+            f"the new plugin by hand, with its own {type(value).__name__}, or with a function that makes one"
         )
     return value
 
 
 class Shown:
-    """Base of what shows, in a REPL, the options that it was made with, but for the defaults."""
+    """Base of objects whose repr shows the options that they were made with, except defaults."""
 
     def __repr__(self) -> str:
         """Such as ``ClipGradNorm(max_norm=1.0)``."""

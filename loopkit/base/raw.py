@@ -1,4 +1,4 @@
-"""raw: what a tensor is made of: its bytes, in the order of its elements, and its data without a subclass."""
+"""raw: the contents of a tensor: its bytes, in the order of its elements, and its data without a subclass."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def whole(value: Any) -> Any:
     """A nested value with whole tensors in main memory in the place of sharded ones; the rest is as it was.
 
     All processes must call it with the same tensors in the same order: there is a collective for each sharded one, and
-    one tensor at a time is whole on the device. What was the same tensor in two places stays so.
+    one tensor at a time is whole on the device. Tied tensors stay tied.
     """
     return value if "torch.distributed.tensor" not in sys.modules else _whole(value, {})
 
@@ -48,7 +48,7 @@ def _whole(value: Any, made: dict[int, Tensor]) -> Any:
 
 
 def weights(model: nn.Module, whole: Callable[[Any], Any] = whole) -> dict[str, Any]:
-    """The ``state_dict`` of a model, sharded tensors made whole, or as told; tied ones are the same tensor again."""
+    """The ``state_dict`` of a model, with sharded tensors made whole by default; tied ones stay the same tensor."""
     state = dict(model.state_dict())
     if any(is_sharded(value) for value in state.values()):
         first: dict[int, str] = {}
@@ -65,7 +65,7 @@ def weights(model: nn.Module, whole: Callable[[Any], Any] = whole) -> dict[str, 
 def like(value: Any, other: Any) -> Any:
     """A whole tensor, which all processes have, sharded as ``other`` is; the value itself, if that is not.
 
-    No collective: each process keeps its part. What is sharded in another way is sent, by all of them together.
+    No collective: each process keeps its part. Tensors sharded in another way are sent, by all of them together.
     """
     if not is_sharded(other):
         return value
@@ -94,7 +94,7 @@ def parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def values(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor; of a sparse one those of its entries, each index once."""
+    """The numbers of a tensor; of a sparse one its entries, each index once."""
     return tensor if tensor.layout is torch.strided else _values(tensor)
 
 
@@ -106,7 +106,7 @@ def _values(tensor: Tensor) -> Tensor:
 
 
 def with_values(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The numbers of tensors, without sparse ones that have none; one zero if nothing is left."""
+    """The numbers of tensors, without empty sparse ones; one zero if all are empty."""
     found = [each for tensor in tensors if (each := values(tensor)) is tensor or each.numel()]
     return found or [torch.zeros((), dtype=each.dtype, device=each.device) for each in tensors[:1]]
 
@@ -115,7 +115,7 @@ def total_norm(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:
     """The norm of all tensors together, some of which are sharded, as a plain scalar, equal in all processes.
 
     One collective. Bitwise ``torch.nn.utils.get_total_norm``, which fails for ``math.inf`` where a process holds
-    nothing of a tensor.
+    no part of a tensor.
     """
     if norm_type != math.inf:
         norm = torch.nn.utils.get_total_norm(tensors, norm_type)

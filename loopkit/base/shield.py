@@ -10,7 +10,7 @@ import threading
 from types import TracebackType
 
 PATIENCE = 3
-"""Which interrupt inside of a shield raises there: what the program waits for may hang."""
+"""Which interrupt inside of a shield raises there, in case the program hangs."""
 
 
 class _Interrupts:
@@ -34,7 +34,7 @@ class Shield:
     """A block that an interrupt does not leave half done; in the main thread, where interrupts are raised.
 
     Args:
-        firm: No interrupt is raised inside, but in shields within. For code of the engine that waits for nothing.
+        firm: No interrupt is raised inside, but in shields within. For code of the engine that never waits.
     """
 
     def __init__(self, *, firm: bool = False) -> None:
@@ -76,7 +76,7 @@ def raises(error: BaseException, first: bool) -> bool:
     """Whether a signal that has come raises where the program is; for handlers.
 
     Args:
-        error: What it would raise.
+        error: The error that it would raise.
         first: It is the first one, which only asks for the end.
     """
     if not _state.firm and first:

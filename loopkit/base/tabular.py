@@ -34,7 +34,7 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int = 
 
 
 def html(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """The same as a table of HTML, for notebooks; what is in the cells is escaped.
+    """The same as a table of HTML, for notebooks; the cells are escaped.
 
     >>> html(["name"], [["a < b"]])
     '<table><tr><th style="text-align: left">name</th></tr><tr><td style="text-align: left">a &lt; b</td></tr></table>'

@@ -1,4 +1,4 @@
-"""Words: the nearest spelling of a name, what to write for an unknown argument, what a count is, and half a state."""
+"""Words: the nearest spelling of a name, hints for unknown arguments, checks of counts and of half a state."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def some(items: Collection[str], most: int = 3) -> str:
 
 
 def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function say what to write where it is given an argument that it does not have.
+    """Let a function's error for an unknown argument give the right one.
 
     Args:
-        instead: By arguments that people bring from elsewhere; for others the nearest name is said.
+        instead: Hints by arguments that people know from other libraries; for others the nearest name is given.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

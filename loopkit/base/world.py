@@ -1,4 +1,4 @@
-"""World: the processes that train together, and what they tell each other beside gradients and parameters."""
+"""World: the processes that train together, and their messages beside gradients and parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _current: World | None = None
 class World:
     """The processes that train together, as one of them sees them; without arguments, only this process.
 
-    What it sends goes through the host's memory, in a group of its own: nothing here waits for a device. All processes
+    Messages go through the host's memory, in a separate group, without waiting for a device. All processes
     must make the same calls in the same order. It lasts as long as the process.
     """
 
@@ -51,11 +51,11 @@ class World:
         self.store = store
         """The store that all processes write and read, also while they wait; None for a single process."""
         self.broken = False
-        """Whether a process is gone: nothing may be sent any more."""
+        """Whether a process is gone: all messages stop."""
         self.in_step = False
         """Whether all processes make the same steps, and agree between them."""
         self.blame: Callable[[BaseException], BaseException | None] | None = None
-        """Says which process is the cause of an error of a collective; None if that is not the error's cause."""
+        """Names the process that caused an error of a collective; None if no process did."""
         self.slot: list[int] | memoryview[int] = [0]
         """Its first item counts the steps of the epoch that runs; the engine writes it."""
         self.places: mmap.mmap | bytearray | None = None
@@ -112,7 +112,7 @@ class World:
 
         Args:
             number: From 0 to 2**53.
-            differs: Says what differs, if it is not the same. All processes call it.
+            differs: Returns the difference, if there is one. All processes call it.
         """
         self._vouched = number, differs
 
@@ -166,7 +166,7 @@ class World:
     def _check(self) -> None:
         if self.broken:
             raise WorldError(
-                f"rank {self.rank}: one of the other processes is gone, nothing can be sent to them any more: start "
+                f"rank {self.rank}: one of the other processes is gone, so they can no longer be reached: start "
                 f"all of them again"
             )
         if not self.open:
@@ -187,15 +187,15 @@ def _unpacked(value: Any) -> Any:
 
 
 def join(backend: str | None = None, *, timeout: float = 300.0) -> World:
-    """The world of this process, joined at the first call, as a launcher's environment says.
+    """The world of this process, joined at the first call, by a launcher's environment.
 
     It is the environment of torchrun, `loopkit.launch`, or any launcher that sets ``RANK``, ``WORLD_SIZE``,
     ``MASTER_ADDR`` and ``MASTER_PORT``; without it, there is one process. A default process group that exists already
-    is used as it is. Each run of torchrun, and each of its restarts, meets under a name of its own, so that no process
+    is used as it is. Each run of torchrun, and each of its restarts, meets under its own name, so that no process
     finds one that is dead.
 
     Args:
-        backend: Of ``torch.distributed``; by default NCCL for tensors on CUDA, if each process has a device of its own,
+        backend: Of ``torch.distributed``; by default NCCL for tensors on CUDA, if each process has its own device,
             and Gloo for all else.
         timeout: Seconds to wait for the others, now and in every collective.
 
@@ -273,7 +273,7 @@ def _place() -> _Place | None:
     size = _number("WORLD_SIZE", 1)
     port = _number("MASTER_PORT", 1, 65535)
     if rank >= size:
-        raise WorldError(f"the environment says RANK={rank} and WORLD_SIZE={size}: ranks go from 0 to {size - 1}")
+        raise WorldError(f"the environment has RANK={rank} and WORLD_SIZE={size}: ranks are 0 to {size - 1}")
     get = os.environ.get
     run = f"{get('TORCHELASTIC_RUN_ID', '')}/restart-{get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return _Place(rank, size, os.environ["MASTER_ADDR"], port, get("TORCHELASTIC_USE_AGENT_STORE") == "True", run)
@@ -288,7 +288,7 @@ def _number(name: str, least: int, most: int | None = None) -> int:
     if number < least or (most is not None and number > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise WorldError(
-            f"the environment says {name}={text!r}, which is no number {bounds}: start the script by torchrun or "
+            f"the environment has {name}={text!r}, which is no number {bounds}: start the script by torchrun or "
             f"loopkit.launch"
         )
     return number
@@ -304,7 +304,7 @@ def _meet(place: _Place, backend: str, limit: timedelta) -> None:
     if not place.kept and store.add(f"loopkit/rank-{rank}", 1) > 1:
         raise WorldError(
             f"{place}: another process with this rank is there already: the script was started twice with one port, "
-            f"or two processes have the same RANK; give each run a MASTER_PORT of its own"
+            f"or two processes have the same RANK; give each run its own MASTER_PORT"
         )
     device = devices.local_device()
     devices.use(device)
@@ -315,7 +315,7 @@ def _meet(place: _Place, backend: str, limit: timedelta) -> None:
 
 
 def _give_up(place: _Place, error: dist.DistError) -> NoReturn:
-    """Say why the processes did not meet."""
+    """Raise with the reason why the processes did not meet."""
     text = str(error).strip().rstrip(".")
     if "EADDRINUSE" in text:
         raise WorldError(
@@ -325,10 +325,10 @@ def _give_up(place: _Place, error: dist.DistError) -> NoReturn:
     if isinstance(error, dist.DistNetworkError) and place.rank != 0:
         whose = "the launcher" if place.kept else "rank 0"
         raise WorldError(
-            f"{place}: nobody answers there ({text}). Did {whose} start, and can its host be reached from this one?"
+            f"{place}: no answer from there ({text}). Did {whose} start, and can its host be reached from this one?"
         ) from error
     raise WorldError(
-        f"{place}: the others did not come, or left again ({text}). Look at what the other processes say; if they "
+        f"{place}: the others did not come, or left again ({text}). Look at the output of the other processes; if they "
         f"start slowly, give a longer timeout="
     ) from error
 

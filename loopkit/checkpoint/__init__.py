@@ -6,11 +6,11 @@ The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This pack
 
     print(checkpoint.inspect("runs/a"))                    # what is there, without loading it
     checkpoint.load_weights(model, "runs/a")               # only the weights, of the newest valid checkpoint
-    checkpoint.load_best(learner, "runs/a")                # those of the best one, into a learner
-    checkpoint.save(learner, "runs/b")                     # a whole run, from a loop of your own
-    checkpoint.load(learner, "runs/b")                     # and on with it
+    checkpoint.load_best(learner, "runs/a")                # the best weights, into a learner
+    checkpoint.save(learner, "runs/b")                     # a whole run, from your own loop
+    checkpoint.load(learner, "runs/b")                     # and resume it
 
-It imports the learner's state and what is below; no plugin, and nothing of several processes but the world.
+It imports the learner's state and what is below; no plugin, and for several processes only the world.
 """
 
 from typing import TYPE_CHECKING

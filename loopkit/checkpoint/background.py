@@ -66,7 +66,7 @@ class Writer:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
-        """Nothing is being written. `threading.Thread` takes a thread for ended whose ``join`` was interrupted."""
+        """Set while no write is running. `threading.Thread` takes a thread for ended whose ``join`` was interrupted."""
         self._done.set()
         self._error: BaseException | None = None
         self._begun = 0.0

@@ -99,13 +99,13 @@ class Contents:
         measured: Mapping[str, Any] | None = None,
         left_out: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> Contents:
-        """The models' ``own`` weights, and in files beside them those with each average; all processes call it.
+        """The models' ``own`` weights, and in files beside them each average's weights; all processes call it.
 
         Args:
             learner: The learner.
             own: Its models' weights, by model.
-            measured: What a state holds under ``"weights"``, of which no average has a file.
-            left_out: What a state holds under ``"left_out"``: weights that no file needs to have.
+            measured: The state's entry ``"weights"``, as far as no average has a file.
+            left_out: The state's entry ``"left_out"``: weights that no file needs to have.
 
         Raises:
             StateError: Something in them is no tensor, or cannot be saved; names it.
@@ -146,7 +146,7 @@ def _large_values(state: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[
 
 
 def measured_files(state: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """The files with what stood in the weights' place when a metric was measured: ``model.weights.val.safetensors``."""
+    """The files with the weights under which a metric was measured: ``model.weights.val.safetensors``."""
     count = len(state["models"])
     return {
         weights_file(name, count, f"weights.{phase}"): {k: v for k, v in values.items() if isinstance(v, Tensor)}
@@ -202,7 +202,7 @@ def number(value: Any) -> float | str:
 
 
 def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
-    """Read and verify a whole state; with ``parts`` also one by several processes, with nothing in sharded tensors.
+    """Read and verify a whole state; with ``parts`` also one by several processes, with empty sharded tensors.
 
     Raises:
         CheckpointError: Several processes wrote it.
@@ -212,8 +212,8 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
         check_whole(manifest)
     if STATE not in manifest.files:
         raise CheckpointError(
-            f"{manifest.path} lists no {STATE}: it holds weights alone, by Checkpoint(weights_only=True), and no run "
-            f"can go on from them: load_weights and load_best read them; a run that begins wants another directory"
+            f"{manifest.path} lists no {STATE}: it holds only weights, by Checkpoint(weights_only=True), and no run "
+            f"can resume from them: load_weights and load_best read them; start a new run in another directory"
         )
     beside = _beside(manifest)
     names = [name for name in manifest.files if name.endswith(".safetensors") and not name.startswith(PART)]
@@ -345,7 +345,7 @@ def best(directory: str | Path) -> Manifest:
 
 
 def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> Manifest:
-    """Save a learner as a new checkpoint below a directory; for loops of your own, the plugin does it by itself.
+    """Save a learner as a new checkpoint below a directory; for your own loops; the plugin does it by itself.
 
     Raises:
         CheckpointError: It cannot be written.
@@ -368,7 +368,7 @@ def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), rep
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged.
-        StateError: It does not fit; nothing was changed.
+        StateError: It does not fit; the learner is unchanged.
     """
     manifest = find(Path(path).absolute())
     restore(learner, manifest, read_state(manifest), allow=allow, replay=replay)
@@ -387,29 +387,31 @@ def restore(
     """Load a state that was read from a checkpoint.
 
     Raises:
-        StateError: It does not fit, or a plugin cannot make sense of its own; nothing was changed.
+        StateError: It does not fit, or a plugin cannot read its own; the learner is unchanged.
 
     Warns of plugins of which another version is installed than at the save.
     """
     if changed := _other_versions(learner, manifest.about.get("plugin_versions")):
         warn(
-            f"{manifest.path} was saved with other versions of plugins: {'; '.join(changed)}. It may go on differently"
+            f"{manifest.path} was saved with other versions of plugins: {'; '.join(changed)}. The run may continue "
+            f"differently"
         )
     try:
         learner.load_state_dict(state, allow=allow, replay=replay, own=True, data=data)
     except LoopkitError as error:
-        add_note(error, f"the state is that of {manifest.path}")
+        add_note(error, f"the state is from {manifest.path}")
         raise
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
         where = "; ".join(str(note).removeprefix("loopkit: ") for note in getattr(error, "__notes__", ()))
         raise StateError(
-            f"the state of {manifest.path} cannot be loaded, and nothing was: {type(error).__name__}, {error} "
+            f"the state of {manifest.path} cannot be loaded, and the learner is unchanged: {type(error).__name__}, "
+            f"{error} "
             f"({where}). Take another checkpoint, or make the learner as it was then"
         ) from error
 
 
 def _other_versions(learner: Learner, saved: Any) -> list[str]:
-    """The plugins that come from another version or distribution than in a manifest, those of one change together."""
+    """The plugins that come from another version or distribution than in a manifest, grouped by change."""
     changes: dict[str, list[str]] = {}
     for name, here in plugin_versions(learner.plugins).items():
         then = saved.get(name) if isinstance(saved, Mapping) else None

@@ -155,7 +155,7 @@ def make_directory(directory: Path) -> None:
             sync_directory(at.parent)
     except FileExistsError as error:
         raise CheckpointError(
-            f"{at} is a file, not a directory: checkpoints need a directory of their own. Choose another one"
+            f"{at} is a file, not a directory: checkpoints need their own directory. Choose another one"
         ) from error
     except OSError as error:
         raise refused("make", at, error) from error
@@ -167,7 +167,7 @@ def resolved(directory: Path | str) -> Path:
 
 
 def delete(path: Path) -> None:
-    """Remove a file, a link, or a directory with all that is in it; nothing there is fine."""
+    """Remove a file, a link, or a directory with its contents, if it exists."""
     with suppress(FileNotFoundError):
         if not stat.S_ISDIR(system.lstat(path).st_mode):
             system.unlink(path)
@@ -192,7 +192,7 @@ def stat_of(path: Path, file: int) -> os.stat_result:
 
 
 def close_read(file: int) -> None:
-    """Close a file that was only read: what can go wrong makes no difference to what was read."""
+    """Close a file that was only read: errors make no difference then."""
     with suppress(OSError):
         system.close(file)
 
@@ -206,7 +206,7 @@ os.register_at_fork(after_in_child=_in_use.clear)
 
 @contextmanager
 def hidden(directory: Path, word: str = "tmp") -> Iterator[Path]:
-    """A hidden name in a directory, which says whose it is; `clean` keeps it until then."""
+    """A hidden name in a directory, with its owner; `clean` keeps it until then."""
     path = directory / f".{word}-{identity().token}-{secrets.token_hex(4)}"
     _in_use.add(path)
     try:

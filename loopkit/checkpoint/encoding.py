@@ -1,4 +1,4 @@
-"""Nested state as plain JSON and named tensors, and back: exact, readable, and nothing is ever imported or run.
+"""Nested state as plain JSON and named tensors, and back: exact, readable, without ever importing or running code.
 
 ``None``, booleans, integers, finite floats, strings, lists and dicts with string keys stand for themselves. All else is
 an object with one key that begins with ``$``:
@@ -181,7 +181,7 @@ class _Encoder:
             return {"$memory_format": _plain_name(value)}
         if isinstance(value, (numpy.number, numpy.bool_)) and not isinstance(plain := value.item(), numpy.generic):
             return self.value(plain, path)
-        more = ", or the weights alone, Checkpoint(weights_only=True)" if path[:1] == ("optimizers",) else ""
+        more = ", or only the weights, Checkpoint(weights_only=True)" if path[:1] == ("optimizers",) else ""
         raise self._error(path, f"{_describe(value)} cannot be saved: {_fix(value)}{more}")
 
     def _int(self, value: int) -> Any:

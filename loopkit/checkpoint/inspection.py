@@ -87,10 +87,10 @@ def _table(tensors: Mapping[str, TensorInfo]) -> list[str]:
 def inspect(path: Path_) -> Inspection:
     """Describe a checkpoint, in the newest one of a run, or in a ``.safetensors`` file. No tensor is read.
 
-    The manifest is verified, and that the files have the sizes it says; what is in them is not (`verify` does).
+    The manifest and the sizes of files are verified; the contents of files are not (`verify` does).
 
     Raises:
-        CheckpointError: There is nothing of that kind at ``path``, or it is corrupt.
+        CheckpointError: There is no such file at ``path``, or it is corrupt.
 
     Example::
 

@@ -25,7 +25,7 @@ LOCK_DEPTH = 1  # how deep its JSON is nested
 
 
 AFTER = 120.0
-"""Seconds without a touch after which a lock is taken over, where the kernel cannot tell."""
+"""Seconds without a touch after which a lock is taken over, where the kernel does not know."""
 BEAT = 30.0
 """Seconds between two touches, at most."""
 POLL = 2.0
@@ -56,9 +56,9 @@ class Lock:
     enough by the file server's clock. A forked child neither holds nor releases its parent's lock.
 
     Args:
-        directory: What is locked.
-        after: Seconds without a touch after which a lock is taken over, where the kernel cannot tell. Give the same to
-            all that use a directory; the holder touches the file four times in it, at least every 30 seconds.
+        directory: The locked directory.
+        after: Seconds without a touch after which a lock is taken over, where the kernel does not know. Give the same
+            to all that use a directory; the holder touches the file four times in it, at least every 30 seconds.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -76,7 +76,7 @@ class Lock:
         """Which dead process had left the lock, if one had."""
         self._file: int | None = None
         self._abandoned: _Holder | None = None
-        """Who has the lock, if only time can tell whether it lives."""
+        """Who has the lock, if only time will show whether it lives."""
 
     def __enter__(self) -> Lock:
         self.acquire()
@@ -263,7 +263,7 @@ class Lock:
             rest = rest[disk.system.write(file, rest) :]
 
     def _attempt(self) -> int | None:
-        """The lock's open file; None if somebody changed it meanwhile, or if only time can tell (``_abandoned``)."""
+        """The lock's open file; None if another process changed it, or if only time will show (``_abandoned``)."""
         try:
             file = disk.system.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NONBLOCK)
             fresh = True
@@ -309,7 +309,7 @@ class Lock:
             return False
 
     def _holder(self, file: int) -> _Holder | None:
-        """Who wrote the lock file; None if it does not say."""
+        """The writer of the lock file; None if it is not named there."""
         buffer = memoryview(bytearray(65536))
         count = disk.system.read(file, buffer)
         try:
@@ -329,17 +329,17 @@ class Lock:
 
     @staticmethod
     def _is_unfinished(file: int) -> bool:
-        """Whether the lock file holds only a beginning of what is written there."""
+        """Whether the lock file holds only a beginning of its text."""
         os.lseek(file, 0, os.SEEK_SET)
         buffer = memoryview(bytearray(65536))
         said = bytes(buffer[: disk.system.read(file, buffer)])
         return not said or (said[:1] == b"{" and said[-1:] != b"}")
 
     def _is_stale(self, file: int, locks: bool) -> bool:
-        """Whether the holder is surely dead, which is noted; if only time can tell, that is noted instead.
+        """Whether the holder is surely dead, which is noted; if only time will show, that is noted instead.
 
         Raises:
-            CheckpointError: It lives, or nothing says whose the lock is.
+            CheckpointError: It lives, or the lock has no owner.
         """
         if (holder := self._holder(file)) is None:
             if locks and self._is_unfinished(file):  # it died while it took the lock, which the kernel says is free
@@ -364,7 +364,7 @@ class Lock:
         directory = self.path.parent
         if holder is None:
             return CheckpointError(
-                f"{directory} is locked, and {self.path} does not say by whom. Remove that file if no run uses the "
+                f"{directory} is locked, and {self.path} does not name its owner. Remove that file if no run uses the "
                 f"directory, or choose another directory"
             )
         process = holder.process

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
 
 Record = dict[str, dict[str, str]]
-"""By what something is called: its class, under ``""``, and its options."""
+"""By name: a class, under ``""``, and its options."""
 MOST = 10
 """How many differences are listed."""
 OPTIMIZER = "optimizer"

@@ -165,14 +165,14 @@ def check_about(about: Mapping[str, Any]) -> None:
         data = strict_json.render(dict(about), sort=True)
         same = strict_json.parse(data.decode(), MANIFEST_DEPTH - 1) == about  # the manifest is one level around it
     except ValueError as error:
-        raise StateError(f"what a checkpoint says of itself is no plain JSON: {error}. Encode it first") from error
+        raise StateError(f"the description of a checkpoint is no plain JSON: {error}. Encode it first") from error
     if not same:
         raise StateError(
-            "what a checkpoint says of itself changes as JSON (tuples? keys that are no strings?). Encode it first"
+            "the description of a checkpoint changes as JSON (tuples? keys that are no strings?). Encode it first"
         )
     if len(data) > MANIFEST_LIMIT // 2:
         raise StateError(
-            f"what a checkpoint says of itself takes more than {MANIFEST_LIMIT // 2} bytes as JSON. Put it into a file"
+            f"the description of a checkpoint takes more than {MANIFEST_LIMIT // 2} bytes as JSON. Put it into a file"
         )
 
 
@@ -198,7 +198,7 @@ def decode_manifest(path: Path, data: bytes) -> Manifest:
     digest = hashlib.sha256(rest).hexdigest()
     if data[: len(OPENING)] != OPENING or data[start : start + len(CLOSING)] != CLOSING or said != digest.encode():
         raise CorruptCheckpointError(
-            f"{file} has changed since it was written: its SHA-256 is {digest}, it says "
+            f"{file} has changed since it was written: its SHA-256 is {digest}, its text has "
             f"{said.decode('ascii', 'backslashreplace')!r}. Use an older checkpoint"
         )
     try:

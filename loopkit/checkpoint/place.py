@@ -62,7 +62,7 @@ class Place:
         where = "" if self.directory == was else f" to {self.directory}"
         warn(
             f"{was}, or the lock in it, was removed or moved{where} while the run saved there: it is locked again, and "
-            f"checkpoints go on in {self.directory}"
+            f"checkpoints continue in {self.directory}"
         )
 
     def release(self) -> None:
@@ -97,7 +97,7 @@ class Place:
         if paths:
             raise CheckpointError(
                 f"{self.directory} holds checkpoints of another run, the newest {paths[0].name}: give resume='auto' to "
-                f"go on with that run, overwrite=True to remove them, or another directory"
+                f"resume that run, overwrite=True to remove them, or another directory"
             )
 
 

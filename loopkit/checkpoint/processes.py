@@ -1,4 +1,4 @@
-"""Who writes: a process named so that another one can tell, later, whether it still lives; and when to give way."""
+"""The writing process, named so that another can check later whether it lives; and when to give way."""
 
 from __future__ import annotations
 

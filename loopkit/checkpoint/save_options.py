@@ -28,13 +28,13 @@ class SaveOptions:
             At most one write is under way; an error of one is raised at the end of the next step. A save that is due
             meanwhile waits for it; if the disk is slower than the interval, there is one warning.
         keep_best: How many of the best to keep; more than one needs ``best``.
-        replay: Let data without a position of its own be passed over up to where it was (`load_state_dict`).
+        replay: Let data without a position be skipped up to where it was (`load_state_dict`).
         allow: Plugins that may be missing in the checkpoint or here.
         retries: How many saves in a row may fail, such as by one EIO of a file server: an interval's save is then
             tried again at the next, with a warning; the last one of a process at once. No space, a read-only file
             system and missing rights raise at the first.
         lock_after: Seconds after which the lock of a silent run is taken over, on file systems where this machine's
-            kernel cannot tell whether that run lives (network, FUSE). Give the same to all runs of a directory.
+            kernel does not know whether that run lives (network, FUSE). Give the same to all runs of a directory.
 
     Raises:
         PluginError: ``retries`` is no count from 0, ``keep_best`` is no count from 1, or ``allow`` no list of names.

@@ -211,14 +211,13 @@ def read_manifest(path: Path | str) -> Manifest:
     manifest = decode_manifest(path, bytes(data))
     if (number_of(path.name) or manifest.number) != manifest.number:
         raise CorruptCheckpointError(
-            f"{path / MANIFEST} says number {manifest.number}: {path.name} was renamed, or its files exchanged for "
-            f"those of another checkpoint. Give it back that number, or use another one"
+            f"{path / MANIFEST} has number {manifest.number}: {path.name} was renamed, or its files exchanged for "
+            f"another checkpoint's. Give it back that number, or use another one"
         )
     extra = [name for name in disk.names(path) if name not in manifest.files and name != MANIFEST and name[0] != "."]
     if extra:
         raise CorruptCheckpointError(
-            f"{path} holds {extra[0]!r} ({len(extra)} such), which its manifest does not name: somebody put it there. "
-            f"Remove it if you know it"
+            f"{path} holds {extra[0]!r} ({len(extra)} such), which its manifest does not name. Remove it if you know it"
         )
     for name, said in manifest.files.items():
         try:
@@ -232,7 +231,7 @@ def read_manifest(path: Path | str) -> Manifest:
 
 
 def _missing(path: Path, said: FileInfo | None = None) -> CorruptCheckpointError:
-    expected = f" (the manifest says {said.size} bytes with SHA-256 {said.sha256})" if said else ""
+    expected = f" (in the manifest: {said.size} bytes with SHA-256 {said.sha256})" if said else ""
     return CorruptCheckpointError(f"{path} is missing{expected}: the checkpoint is not whole. Use an older checkpoint")
 
 
@@ -244,7 +243,7 @@ def _check_file(path: Path, info: os.stat_result, said: FileInfo) -> None:
         )
     if info.st_size != said.size:
         raise CorruptCheckpointError(
-            f"{path} has {info.st_size} bytes, the manifest says {said.size} (with SHA-256 {said.sha256}): it was cut "
+            f"{path} has {info.st_size} bytes, the manifest has {said.size} (with SHA-256 {said.sha256}): it was cut "
             f"or changed. Use an older checkpoint"
         )
 
@@ -338,8 +337,8 @@ def verify(path: Path | str) -> Manifest:
 def listing(directory: Path | str) -> Listing:
     """The checkpoints of ``directory``, newest first; those whose manifest does not verify are in its ``problems``.
 
-    Only manifests and sizes are looked at; reading or `verify` compares the contents. What does not have the name of
-    a checkpoint is ignored. A missing directory holds no checkpoints.
+    Only manifests and sizes are looked at; reading or `verify` compares the contents. Entries without the name of
+    a checkpoint are ignored. A missing directory holds no checkpoints.
     """
     result = Listing()
     directory = Path(directory)
@@ -383,10 +382,10 @@ def probe(directory: Path | str) -> Path:
 def keep(manifests: Listing, last: int, protected: Collection[Path] = ()) -> list[Path]:
     """Which checkpoints of a listing to remove, so that the ``last`` newest and the protected ones stay.
 
-    Those between which nothing was trained, such as the last update and the end of the fit, count as one: the newest
+    Checkpoints without training in between, such as the last update and the end of the fit, count as one: the newest
     stays, and the newest with a monitored value.
 
-    At least two stay, whatever ``last`` is: the one to resume from, and one to fall back to. Those that do not verify
+    At least two stay, whatever ``last`` is: the one to resume from, and one to fall back to. Damaged ones
     neither count nor are removed: look at them, then remove them yourself.
     """
     if last < 1:
@@ -406,7 +405,7 @@ def keep(manifests: Listing, last: int, protected: Collection[Path] = ()) -> lis
 
 
 def _trained(manifest: Manifest) -> Any:
-    """How much training a checkpoint has seen; if it does not say, something of its own."""
+    """How much training a checkpoint has seen; if unknown, a unique value."""
     progress = manifest.about.get("progress")
     if not isinstance(progress, Mapping) or not {"steps", "updates"} <= set(progress):
         return manifest.path
@@ -434,7 +433,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 class Remover:
-    """Removes checkpoints in a thread of its own; ``close`` waits for it, and raises what went wrong."""
+    """Removes checkpoints in its own thread; ``close`` waits for it, and raises its error."""
 
     def __init__(self) -> None:
         self._paths: _Paths = queue.SimpleQueue()

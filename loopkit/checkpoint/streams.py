@@ -85,7 +85,7 @@ def write_stream(file: int, chunks: Iterable[Buffer]) -> FileInfo:
                 while rest:
                     count = disk.system.write(file, rest)
                     if count == 0:
-                        raise OSError(errno.EIO, "nothing more can be written")
+                        raise OSError(errno.EIO, "no more bytes can be written")
                     rest = rest[count:]
                 size += len(piece)
                 if size - flushed >= FLUSH:
@@ -130,7 +130,7 @@ def write_file(path: Path, chunks: Iterable[Buffer]) -> FileInfo:
 
 
 class Reader:
-    """One file of a checkpoint, read from its beginning; trust nothing of it before ``finish`` has returned."""
+    """One file of a checkpoint, read from its beginning; do not trust its contents before ``finish`` has returned."""
 
     def __init__(self, path: Path, info: FileInfo, file: int, hasher: Hasher, kept: bool) -> None:
         self.size = info.size
@@ -151,8 +151,8 @@ class Reader:
         wanted = memoryview(buffer).nbytes
         if wanted > self.size - self._position:
             raise CorruptCheckpointError(
-                f"{self._path} is asked for {wanted} bytes at byte {self._position} of {self.size}: what it says of "
-                f"its own content is wrong. Use an older checkpoint"
+                f"{self._path} is asked for {wanted} bytes at byte {self._position} of {self.size}: the entry for "
+                f"its content is wrong. Use an older checkpoint"
             )
         for piece in pieces(buffer):
             rest = piece
@@ -178,13 +178,13 @@ class Reader:
         digest = self._hasher.hexdigest()
         if digest != self._info.sha256:
             raise CorruptCheckpointError(
-                f"{self._path} has changed since it was written: its SHA-256 is {digest}, the manifest says "
+                f"{self._path} has changed since it was written: its SHA-256 is {digest}, the manifest has "
                 f"{self._info.sha256} ({self.size} bytes both). Use an older checkpoint"
             )
 
 
 class PlainReader:
-    """A file of which no manifest says what it has to hold, read from its beginning."""
+    """A file without an entry in a manifest, read from its beginning."""
 
     def __init__(self, path: Path, file: int, size: int) -> None:
         self.size = size
@@ -208,7 +208,7 @@ def read_some(path: Path, file: int, buffer: memoryview) -> int:
     """Read the beginning of ``buffer``; return how many bytes came.
 
     Raises:
-        CorruptCheckpointError: nothing is left.
+        CorruptCheckpointError: no bytes are left.
     """
     try:
         count = disk.system.read(file, buffer)

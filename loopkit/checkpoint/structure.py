@@ -23,7 +23,7 @@ SHOWN = 5
 
 CANDIDATES = 1000
 LONGEST = 200
-"""How many names are searched for a near spelling, and of what length: beyond that it takes seconds."""
+"""How many names are searched for a near spelling, and their length: beyond that it takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _checked(value: Any, kind: type) -> Any:
 
 
 def structure(model: nn.Module) -> Structure:
-    """Describe what a module is made of: names, shapes, dtypes and classes, and nothing of its values.
+    """Describe the parts of a module: names, shapes, dtypes and classes, without its values.
 
     >>> from torch import nn
     >>> one, other = structure(nn.Linear(4, 3)), structure(nn.Linear(4, 5))
@@ -149,7 +149,7 @@ def tie_of(tensor: torch.Tensor) -> object:
 
 
 def differences(one: Structure, other: Structure) -> list[str]:
-    """Return the differences between two structures, a line each; empty if nothing does.
+    """Return the differences between two structures, a line each; empty if they are equal.
 
     Args:
         one: The saved one, ``in the checkpoint``.
@@ -178,7 +178,7 @@ def _one_sided(saved: Mapping[str, Entry], here: Mapping[str, Entry]) -> Iterato
 
 
 def _changed(saved: Mapping[str, Entry], here: Mapping[str, Entry]) -> Iterator[str]:
-    """The entries of both sides that differ, by what differs."""
+    """The entries of both sides that differ, by the kind of difference."""
     both = [(saved[name], here[name]) for name in saved if name in here]
     for what in ("shape", "dtype", "kind", "persistent"):
         lines = []
@@ -215,7 +215,7 @@ def _ordered_otherwise(one: Structure, other: Structure) -> Iterator[str]:
 
 
 def plain(name: str, longest: int = 100) -> str:
-    """A name on one line: what cannot be printed is escaped, the middle of a long one left out.
+    """A name on one line: unprintable characters are escaped, the middle of a long one left out.
 
     >>> plain("a\\nb"), plain("x" * 20, longest=9)
     ('a\\\\nb', 'xxx...xxx')
@@ -255,7 +255,7 @@ def _respelt(entry: Entry, others: Iterable[Entry]) -> str:
 
 
 def class_differences(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """The modules of another class, gathered by what became what, and those on one side only."""
+    """The modules of another class, gathered by old and new class, and modules on one side only."""
     changed: dict[tuple[str, str], list[str]] = {}
     for path in sorted({*saved} & {*here}):
         if saved[path] != here[path]:

@@ -166,14 +166,14 @@ def refusal(tensor: Tensor) -> str:
     """
     kind = type(tensor)
     if is_lazy(tensor):
-        return "a parameter without a shape yet, there is nothing to save; run the model once before"
+        return "a parameter without a shape yet; run the model once before saving"
     if kind is not Tensor and kind is not nn.Parameter:
         return (
             f"a {kind.__module__}.{kind.__qualname__}, whose data its class may keep elsewhere; save the plain tensors "
             "it is made of, or full_tensor() of a distributed one"
         )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return "a tensor inside a torch.func transform, which has no memory of its own; save what the transform returns"
+        return "a tensor inside a torch.func transform, which has no memory; save the result of the transform"
     if tensor.is_nested:
         return "a nested tensor, which the file format lacks; save the list tensor.unbind()"
     if tensor.is_quantized:
@@ -202,7 +202,7 @@ def check(tensors: Mapping[str, Tensor], where: str) -> None:
 
     Args:
         tensors: By name.
-        where: What they belong to, for the message: ``"model"``.
+        where: Their owner, for the message: ``"model"``.
 
     Raises:
         StateError: A tensor is sparse, quantised, nested, on the meta device, of a subclass, ... or its name cannot be
@@ -253,7 +253,7 @@ def read_header(source: Source) -> Header:
 
     Raises:
         CorruptCheckpointError: It is malformed, or does not fit the size of the file.
-        FormatVersionError: It holds what this loopkit does not know.
+        FormatVersionError: It has entries that this loopkit does not know.
     """
     if source.size < 8:
         raise _corrupt(f"{source.size} bytes, too short for a header")
@@ -281,14 +281,14 @@ def read_header(source: Source) -> Header:
 
 
 def unpack(source: Source) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors, each straight into memory of its own, on the CPU; aliases are the very same tensor.
+    """Read tensors, each straight into its own memory, on the CPU; aliases are the very same tensor.
 
     Returns:
         The tensors by name, none requiring gradients, and the metadata given to :func:`pack`.
 
     Raises:
-        CorruptCheckpointError: The file is malformed. Nothing is allocated that the file could not fill.
-        FormatVersionError: It holds what this loopkit does not know.
+        CorruptCheckpointError: The file is malformed. Allocations never exceed the file.
+        FormatVersionError: It has entries that this loopkit does not know.
     """
     header = read_header(source)
     tensors: dict[str, Tensor] = {}
@@ -306,7 +306,7 @@ def unpack(source: Source) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _empty(info: TensorInfo) -> Tensor:
-    """Memory of its own for a tensor; where it is large by NumPy, which asks for huge pages: filled 3 times faster."""
+    """New memory for a tensor; where it is large by NumPy, which asks for huge pages: filled 3 times faster."""
     if info.nbytes < LARGE:
         return torch.empty(info.shape, dtype=info.dtype)
     room = torch.from_numpy(np.empty(info.nbytes + VECTOR, np.uint8))

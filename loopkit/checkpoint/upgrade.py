@@ -64,7 +64,7 @@ def _parted(
 
     Args:
         saved: The states by name.
-        phases: Those of the open epochs, the outermost first.
+        phases: The phases of the open epochs, the outermost first.
         start: The step with which the fit began.
     """
     own: dict[str, Any] = {}

@@ -99,7 +99,7 @@ def save_weights(model: nn.Module, file: Path_ | Writable, *, metadata: Mapping[
     extra = [path for path, module in model.named_modules() if _has_extra_state(module)]
     if extra:
         raise StateError(
-            f"save_weights: {shown([path or 'the model' for path in extra])} keeps state of its own (get_extra_state), "
+            f"save_weights: {shown([path or 'the model' for path in extra])} keeps its own state (get_extra_state), "
             f"which a file of weights cannot hold. Save a checkpoint, or keep it in a persistent buffer"
         )
     tensors = {name: tensor for name, tensor, persistent in named_tensors(model) if persistent}
@@ -119,7 +119,7 @@ def save_weights(model: nn.Module, file: Path_ | Writable, *, metadata: Mapping[
         while rest:
             count = file.write(rest)
             if count == 0:
-                raise CheckpointError("save_weights: the stream takes nothing more (it wrote 0 bytes)")
+                raise CheckpointError("save_weights: the stream takes no more bytes (it wrote 0)")
             rest = rest[len(rest) if count is None else count :]
 
 
@@ -165,7 +165,7 @@ class LoadReport:
         lines = [f"{len(self.loaded):,} loaded from {self.source}"]
         lines += self._line("renamed", [f"{plain(old)} -> {plain(new)}" for new, old in self.renamed.items()], str)
         lines += self._line(
-            "by shape alone", [f"{plain(old)} -> {plain(new)}" for new, old in self.positional.items()], str
+            "only by shape", [f"{plain(old)} -> {plain(new)}" for new, old in self.positional.items()], str
         )
         lines += self._line("cast", [*self.casts], lambda name: f"{plain(name)} ({self.casts[name]})")
         lines += self._line("frozen", self.frozen)
@@ -200,8 +200,8 @@ def load_weights(
 ) -> LoadReport:
     """Load parameters and persistent buffers by name, all that fit or, after any error, none.
 
-    Everything is checked before the first value changes, and an error while values are copied puts back those that
-    were. A value of another floating (or complex) dtype is cast, and reported; any other difference in dtype, and any
+    Everything is checked before the first value changes, and an error while values are copied restores the copied
+    ones. A value of another floating (or complex) dtype is cast, and reported; any other difference in dtype, and any
     in shape, does not fit. Of tied parameters one name in the file is enough.
 
     Args:
@@ -214,12 +214,12 @@ def load_weights(
             ``encoder.conv.weight`` a ``conv.weight``.
         rename: From names in the file, without the prefix, to names in ``model``, below ``into``. A name stands for all
             below it, too: ``{"backbone": "encoder"}`` makes ``backbone.conv.weight`` an ``encoder.conv.weight``.
-            A ``*`` stands for any text, the shortest that fits, and each one on the right for that on the left:
-            ``{"layers.*.attn": "blocks.*.attention"}``; a leading ``*.`` stands for nothing, too:
-            ``{"*.gamma": "*.weight"}``. The first entry that fits a name decides, and nothing is renamed twice.
+            A ``*`` stands for any text, the shortest that fits, and each on the right for the one on the left:
+            ``{"layers.*.attn": "blocks.*.attention"}``; a leading ``*.`` may be empty:
+            ``{"*.gamma": "*.weight"}``. The first entry that fits a name decides, and no name is renamed twice.
         which: The model's name, if a checkpoint holds several.
-        strict: Raise, and load nothing, if something is missing, unexpected, or does not fit; else it is reported.
-        positional: What is left after the names is assigned by shape and dtype, if each left over occurs just once on
+        strict: Raise, without loading, if something is missing, unexpected, or does not fit; else it is reported.
+        positional: The rest after the names is assigned by shape and dtype, if each left over occurs just once on
             both sides.
         freeze: Exclude the loaded parameters from training: ``requires_grad`` is False, ``grad`` is None.
         weights: Of a checkpoint whose metric was measured with other weights than the model's own, such as an average:
@@ -229,8 +229,8 @@ def load_weights(
         What was done; print it.
 
     Raises:
-        StateError: The weights or the arguments do not fit the model. Nothing has changed.
-        CheckpointError: The source cannot be read, or is corrupt. Nothing has changed.
+        StateError: The weights or the arguments do not fit the model. The model is unchanged.
+        CheckpointError: The source cannot be read, or is corrupt. The model is unchanged.
 
     >>> import io
     >>> from torch import nn
@@ -267,7 +267,7 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
 
     Raises:
         CheckpointError: None was saved with a monitored metric, or the best is damaged.
-        StateError: The weights do not fit, or are sharded here. Nothing has changed.
+        StateError: The weights do not fit, or are sharded here. The model is unchanged.
         ReentrancyError: A fit is running.
 
     Example::
@@ -355,7 +355,7 @@ def _restorable(learner: Learner, manifest: Manifest, by: str, alone: bool) -> d
 
 
 def _stands_in(plugin: Any, phase: str) -> bool:
-    """Whether a plugin puts weights in the place of the models' own in a phase, by what it owns, if anything."""
+    """Whether a plugin replaces the models' weights in a phase, by its ``owns``."""
     owned = declared(plugin, "owns", getattr(plugin, "owns", ()))
     if not owned:
         return provided(plugin) != "average"
@@ -383,13 +383,13 @@ def _planned(
         whole = not (into or prefix or rename)
         classes = found.class_differences(model) if whole else []
         raise StateError(
-            f"load_weights: {report.source} does not fit {_called(model, into)}, and nothing was loaded: "
+            f"load_weights: {report.source} does not fit {_called(model, into)}, and no tensor was loaded: "
             f"{'; '.join([*problems, *classes])}. {plan.hint() or 'Give rename={old: new} where names have changed'}, "
             f"or strict=False to load what fits"
         )
     if not plan.pairs and found.tensors and targets:
         raise StateError(
-            f"load_weights: nothing of {report.source} fits {_called(model, into)}: {'; '.join(problems)}. "
+            f"load_weights: no tensor of {report.source} fits {_called(model, into)}: {'; '.join(problems)}. "
             f"{plan.hint() or 'Give rename={old: new} where names have changed'}"
         )
     return plan
@@ -434,7 +434,7 @@ class _Found:
 
 
 class _Plan:
-    """Which tensor of a file goes where, and what does not fit. Changes nothing until `copy`."""
+    """Which tensor of a file goes where, and which do not fit. The model changes only at `copy`."""
 
     def __init__(self, targets: dict[str, Tensor], found: _Found, into: str, prefix: str) -> None:
         self.targets = targets
@@ -476,7 +476,7 @@ class _Plan:
             if new in sources:
                 raise StateError(
                     f"load_weights: {sources[new]!r} and {old!r} of {plain(report.source)} would both be {new!r}. "
-                    f"Change rename= so that each has a name of its own"
+                    f"Change rename= so that each has its own name"
                 )
             sources[new] = old
         for new, old in sources.items():
@@ -545,7 +545,7 @@ class _Plan:
                 for key in choices
             ]
             raise StateError(
-                f"load_weights: positional=True is ambiguous, and nothing was loaded: {shown(lines, str)}. "
+                f"load_weights: positional=True is ambiguous, and no tensor was loaded: {shown(lines, str)}. "
                 f"Give rename={{old: new}} for these"
             )
         taken: set[int] = set()
@@ -661,7 +661,7 @@ def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
                     target.copy_(values)
                 except Exception as second:  # it cannot be written at all, which is why it was not changed either
                     error.add_note(f"load_weights: a tensor of shape {tuple(target.shape)} cannot be written: {second}")
-            error.add_note("load_weights: nothing was loaded, the model is as it was")
+            error.add_note("load_weights: no tensor was loaded, the model is unchanged")
             raise
 
 
@@ -799,7 +799,7 @@ def _from_checkpoint(manifest: Manifest, which: str | None, average: str = "") -
     if which is None and len(models) != 1:
         raise StateError(
             f"load_weights: {manifest.path} holds {len(models)} models: {shown(models) or 'none'}. "
-            f"Say which=, the name of one"
+            f"Give which=, the name of one"
         )
     name = models[0] if which is None else which
     if name not in models:
@@ -861,7 +861,7 @@ def _unpacked(source: Source, where: str) -> dict[str, Tensor]:
 
 @contextmanager
 def located(source: Source, where: str) -> Iterator[Source]:
-    """Say in errors where the source is from, and if it is of another kind."""
+    """Name the source in errors, and its kind if it is another one."""
     watched = _Watched(source)
     try:
         yield watched

@@ -1,4 +1,4 @@
-"""``loopkit checkpoint``: what is in saved checkpoints."""
+"""``loopkit checkpoint``: the contents of saved checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @command("checkpoint list", argument("directory", metavar="DIR", type=Path, help="a directory of checkpoints"), JSON)
 def list_checkpoints(options: argparse.Namespace) -> int:
-    """List the checkpoints of a directory, the newest first, and say which is the best.
+    """List the checkpoints of a directory, the newest first, and mark the best.
 
     Manifests and sizes are looked at; `loopkit checkpoint verify` compares contents. Exit code: 0, or 1 if there is
     no whole checkpoint.
@@ -57,7 +57,7 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     argument("path", metavar="PATH", type=Path, help="a checkpoint, a directory of them, or a .safetensors file"),
 )
 def inspect_checkpoint(options: argparse.Namespace) -> int:
-    """Say what is in a checkpoint, in the newest one of a directory, or in a .safetensors file.
+    """Show the contents of a checkpoint, of the newest one of a directory, or of a .safetensors file.
 
     Exit code: 0.
     """

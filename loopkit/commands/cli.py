@@ -65,7 +65,7 @@ def command(words: str, *arguments: Argument) -> Callable[[Function], Function]:
 
     Args:
         words: Its name, of one word, or of two, of which the first is in `GROUPS`.
-        arguments: What it takes.
+        arguments: The arguments of its parser.
     """
 
     def register(function: Function) -> Function:
@@ -81,8 +81,8 @@ def standalone(name: str, *arguments: Argument) -> Callable[[Function], Callable
     Its docstring is its help. The entry point of the distribution names it.
 
     Args:
-        name: Its name, that of the entry point.
-        arguments: What it takes.
+        name: Its name, the same as the entry point's.
+        arguments: The arguments of its parser.
     """
 
     def make(function: Function) -> Callable[[Sequence[str]], int]:
@@ -100,10 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit code.
 
     Args:
-        argv: The words after ``loopkit``; by default those of this process.
+        argv: The words after ``loopkit``; by default from ``sys.argv``.
 
     Returns:
-        What the subcommand's help says; 2 after an error, 130 after Ctrl-C.
+        The subcommand's exit code; 2 after an error, 130 after Ctrl-C.
     """
     if argv is None:
         argv = sys.argv[1:]
@@ -177,7 +177,7 @@ def _own() -> dict[str, str]:
 
 
 def _added(own: Collection[str]) -> dict[str, tuple[str, str]]:
-    """The subcommands of other distributions: what each does, as its source says, and whose it is."""
+    """The subcommands of other distributions: the first line of each, and its distribution."""
     from loopkit.found.discovery import first_line
     from loopkit.found.installed import COMMANDS as GROUP
     from loopkit.found.installed import installed
@@ -213,8 +213,8 @@ def _help() -> str:
 def say(text: str = "", file: TextIO | None = None, end: str = "\n") -> None:
     """Write a line to standard output, or to another stream, at once.
 
-    If nobody reads it any more, what is written is lost without an error. What the stream cannot encode comes as an
-    escape sequence.
+    If the reader is gone, the text is lost without an error. Characters that the stream cannot encode become
+    escape sequences.
     """
     stream = sys.stdout if file is None else file
     if stream is None:
@@ -230,7 +230,7 @@ def say(text: str = "", file: TextIO | None = None, end: str = "\n") -> None:
 
 
 def say_json(value: Any) -> None:
-    """Write a value as JSON; what JSON does not have is written as text."""
+    """Write a value as JSON; types that JSON does not have are written as text."""
     say(json.dumps(value, indent=2, default=str))
 
 

@@ -52,7 +52,7 @@ def completion(options: argparse.Namespace) -> int:
     zsh:  loopkit completion zsh > ~/.zsh/completions/_loopkit, where ~/.zsh/completions is in fpath
     fish: loopkit completion fish > ~/.config/fish/completions/loopkit.fish
 
-    The words are those of the commands that are installed now.
+    The words are the commands installed now.
 
     Exit code: 0.
     """

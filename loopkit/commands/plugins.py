@@ -1,4 +1,4 @@
-"""``loopkit plugins``: what is installed."""
+"""``loopkit plugins``: the installed plugins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLAUSE = re.compile(r"[:;.](?= [a-zA-Z])")
     JSON,
 )
 def list_plugins(options: argparse.Namespace) -> int:
-    """List the plugins that are installed, and import none of them; or say what the one called NAME is.
+    """List the installed plugins, without importing them; or describe the one called NAME.
 
     Each can be given to a Learner by its name, with or without options, and is imported then:
 
@@ -73,7 +73,7 @@ def list_plugins(options: argparse.Namespace) -> int:
         for row in group:
             name = plain(row.entry_point.name) + " *" * bool(row.others)
             say(f"  {name:<{widest}}  {_brief(plain(discovery.first_line(row.entry_point), 300), longest)}".rstrip())
-    say("`loopkit plugins NAME` says what one does, and its options")
+    say("`loopkit plugins NAME` describes one, with its options")
     for name in sorted({row.entry_point.name for row in rows if row.others}):
         names = [row.entry_point.full_name for row in rows if row.entry_point.name == name]
         say(f"* {plain(name)} is not one plugin: write {plain(' or '.join(names), 1000)}")

@@ -40,8 +40,8 @@ def split(target: str) -> tuple[str, str]:
 def load_function(target: str) -> Callable[[], Any]:
     """The function that ``"path/to/script.py:function"`` names; runs the script.
 
-    It runs as by ``python script.py``: the script's folder comes first in ``sys.path``, ``sys.argv`` holds the script
-    alone. But its ``__name__`` is that of a module, so that what is under ``if __name__ == "__main__"`` does not run.
+    It runs as by ``python script.py``: the script's folder comes first in ``sys.path``, ``sys.argv`` holds only
+    the script. But its ``__name__`` is a module's, so that code under ``if __name__ == "__main__"`` does not run.
 
     Raises:
         ScriptError: There is no such file or function.

@@ -33,19 +33,19 @@ from loopkit.errors import EmptyDataError
 
 
 class Loader(ABC):
-    """The base of all loaders, and of your own: a length, a position, a state, parts for processes and `map`.
+    """The base of all loaders, and for your own: a length, a position, a state, parts for processes and `map`.
 
     Each iteration over a loader is an epoch, counted from 0. One that was left early is over: the next one begins the
     next epoch at its first batch. An epoch begins when its first batch is asked for, not when ``iter`` is called.
 
-    One of your own around another loader has `batches`, and the base does the rest: the position is saved exactly,
+    A class around another loader defines `batches`, and the base does the rest: the position is saved exactly,
     processes share the batches, and the source's samples can be chosen (`set_indices`). If its batches depend on
     options, `identity` names them.
 
     Args:
         source: The loader that it wraps, at whose position it begins, without ``steps``; or, if it wraps none, how its
             samples are cut.
-        steps: Batches of an epoch, from 1; of each process, and at most: ``__len__`` may say fewer. By default each
+        steps: Batches of an epoch, from 1; of each process, and at most: ``__len__`` may be less. By default each
             batch is made of the source's in its place. With ``steps`` it need not be.
 
     Raises:
@@ -69,7 +69,7 @@ class Loader(ABC):
         self._place: Place = Place() if inner is None or self._counted else inner._place.copied()
 
     def __len__(self) -> int:
-        """Batches per epoch; those of this process."""
+        """Batches per epoch, of this process."""
         return self._shares.steps() if self.source is None or self._counted else len(self.source)
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Loader(ABC):
 
     @property
     def consumed(self) -> int:
-        """Samples of this epoch that were yielded, those of all processes; batches for `from_function`."""
+        """Samples of this epoch that all processes have yielded; batches for `from_function`."""
         return self._consumed(self._place)
 
     @property
@@ -187,8 +187,8 @@ class Loader(ABC):
         """Where the loader is, and what must be the same where this is loaded. It can be written as JSON.
 
         ``"epoch"`` and ``"position"``: while the k-th batch of an iteration is processed the position is k, the last
-        one included; once the iteration has ended, the state is position 0 of the next epoch. Where that does not
-        tell it, ``"consumed"`` is the number of samples that all processes have used. The state is the same in each.
+        one included; once the iteration has ended, the state is position 0 of the next epoch. If that is not
+        enough, ``"consumed"`` is the number of samples that all processes have used. The state is the same in each.
 
         Args:
             next_epoch: The iteration is over, be it that it was left early: where the next one will begin.
@@ -220,7 +220,7 @@ class Loader(ABC):
             place.start = whole_number("the state's consumed", state["consumed"], 0)
             place.base = place.position
         elif state.get("processes", 1) != 1 and (not same or self._shares.size > 1):  # else steps are not shared
-            raise LoaderError("there is no consumed in the state, which those of several processes have")
+            raise LoaderError("the state has no consumed, which states of several processes have")
         elif not same:
             before = Shares(self._shares.samples, whole_number("the state's batch_size", state.get("batch_size", 1), 1))
             place.start = before.used(0, place.position)
@@ -240,27 +240,27 @@ class Loader(ABC):
             saved, here = (each.get("processes", 1) for each in (state, self.identity()))
             raise LoaderError(
                 f"{self!r} counts the batches of each process, and the state was saved with {saved} process"
-                f"{'es' if saved > 1 else ''}, {here} here, which are elsewhere after as many: go on with {saved}, or "
+                f"{'es' if saved > 1 else ''}, {here} here, which are elsewhere after as many: resume with {saved}, or "
                 f"call set_epoch to begin an epoch without the state"
             )
         return {**state, "consumed": 0}
 
     def shard(self, rank: int, size: int, tail: Tail = "uneven", least: int = 1) -> Self:
-        """The part of one process: a loader of its batches, with a position of its own, from this loader's on.
+        """The part of one process: a loader of its batches, with its own position, from this loader's on.
 
         Every process has the same order of an epoch. In step i they have the parts of the batch that a loader with
         ``size * batch_size`` samples would give, one after the other by rank; ``batch_size`` counts the samples of
         one process. A state of one process fits all others, and, as long as samples, order and seed are the same, any
         number of them: see `load_state_dict`.
 
-        Batches of `from_function` are not cut: the process takes those with the index ``i * size + rank``. So does
+        Batches of `from_function` are not cut: the process takes every index ``i * size + rank``. So does
         the number of a batch from which ``map(fn, seed)`` seeds its generator: it is the one that the batch would
         have in a single process with the same ``batch_size``.
 
         Args:
             rank: The process, from 0.
-            size: How many there are; for 1 nothing is cut.
-            tail: What becomes of a last global batch that is not full, unless ``drop_last`` leaves it out.
+            size: How many there are; for 1 all batches stay whole.
+            tail: The treatment of a last global batch that is not full, unless ``drop_last`` leaves it out.
                 ``"uneven"``: it is cut into parts that differ by at most one sample. ``"pad"``: samples from the
                 epoch's begin fill it up. ``"drop"``: it is left out. Batches of a function, which cannot be cut, are
                 filled up for ``"uneven"`` too; so is the rest of an epoch that resumes among more processes than it
@@ -307,7 +307,7 @@ class Loader(ABC):
         Args:
             fn: Called with a batch, which it may change in place.
             seed: Call ``fn(batch, generator)`` with a ``torch.Generator`` on the device of the batch's first tensor,
-                seeded from this seed, the epoch and the batch's index: what is drawn for a batch does not depend on
+                seeded from this seed, the epoch and the batch's index: numbers for a batch do not depend on
                 how the loader came to it. Of several maps with equal seeds each draws its own numbers. The generator
                 is seeded again for the next batch, so ``fn`` must not keep it.
 

@@ -40,8 +40,8 @@ PER_PROCESS = ("processes", "batch_size", "drop_last", "tail")
 class Shares:
     """How the samples of an epoch are cut into global batches, and each of those into one part for each process.
 
-    A global batch has ``size * batch_size`` samples, consecutive in the epoch's order; so are those of a part. All
-    processes have the same number of steps.
+    A global batch has ``size * batch_size`` samples, consecutive in the epoch's order; the samples of a part as well.
+    All processes have the same number of steps.
     """
 
     samples: int
@@ -68,7 +68,7 @@ class Shares:
         return full + 1
 
     def used(self, start: int, steps: int) -> int:
-        """Samples of an epoch that were used after this many steps from ``start`` on; those of all processes."""
+        """Samples of an epoch that were used after this many steps from ``start`` on, in all processes."""
         if self.tail != "drop" and steps >= self.steps(start):
             return self.samples
         return min(start + steps * self.whole, self.samples)

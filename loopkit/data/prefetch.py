@@ -26,13 +26,13 @@ class Prefetch(Loader):
     A thread makes the next batch and pins it, and a side stream copies it. Where both take less time than a step, no
     step waits for data. On the CPU, MPS and XPU only the thread works ahead.
 
-    The state is the loader's own: it tells of the batches that were yielded, not of those that were made ahead.
+    The state is the loader's own: it counts the yielded batches, not the batches made ahead.
 
     Args:
         loader: A loader of this module. If its first batch of an epoch draws from torch's global generator, which the
             loop draws from too, all are made in the main thread, when they are asked for. ``map(fn, seed)`` and
-            `from_function` have generators of their own.
-        device: As for `loopkit.plugins.ToDevice`, which then has nothing to move.
+            `from_function` have their own generators.
+        device: As for `loopkit.plugins.ToDevice`, which is then idle.
         resident: Keep the tensors of a `TensorLoader` on the device if they take at most half of the memory that is
             free there when the first epoch begins. Where that fails, batches are copied one by one.
 

@@ -52,8 +52,8 @@ class ResumableSampler(Sampler[SampleIndex]):
     Each iteration is an epoch, counted from 0, and begins when its first index is asked for. One that was left early is
     over: the next one begins the next epoch. The order depends only on the seed and the epoch.
 
-    A ``DataLoader`` with workers reads ahead, so the sampler cannot know how much was used: who saves its state says
-    so. `loopkit.Learner` does.
+    A ``DataLoader`` with workers reads ahead, so the sampler cannot know how much was used: pass it when you save
+    its state, as `loopkit.Learner` does.
 
     Args:
         samples: The dataset, or its number of samples.
@@ -117,7 +117,7 @@ class ResumableSampler(Sampler[SampleIndex]):
 
     @property
     def start(self) -> int:
-        """Samples of that epoch that its iteration left out because a state said that they were used before."""
+        """Samples of that epoch that its iteration left out because they were used before the state was saved."""
         return self._start
 
     def __iter__(self) -> Iterator[SampleIndex]:
@@ -192,12 +192,12 @@ class ResumableSampler(Sampler[SampleIndex]):
         Args:
             rank: The process, from 0.
             size: How many there are.
-            tail: What becomes of a last global batch that is not full, see `Loader.shard`.
+            tail: The treatment of a last global batch that is not full, see `Loader.shard`.
             batch_size: Samples per batch of one process.
             least: Samples of each process in an uneven tail, see `Loader.shard`.
 
         Raises:
-            LoaderError: Rank, size, tail or batch size are impossible, or the sampler is that of a part itself.
+            LoaderError: Rank, size, tail or batch size are impossible, or the sampler is a part itself.
             EmptyDataError: There are too few samples.
 
         Example::
@@ -278,7 +278,7 @@ class ResumableBatchSampler(BatchSampler):
 
     def __init__(self, sampler: ResumableSampler) -> None:
         if sampler.shares is None:
-            raise LoaderError("the sampler is not that of a part: use sampler.shard(rank, size, batch_size=...)")
+            raise LoaderError("the sampler is not a part: use sampler.shard(rank, size, batch_size=...)")
         super().__init__(sampler, sampler.shares.batch_size, sampler.shares.tail == "drop")
         self._shares = sampler.shares
 
@@ -303,7 +303,7 @@ class ResumableBatchSampler(BatchSampler):
 def seeded(dataset: Any, fn: Callable[[Any, torch.Generator], Any]) -> Dataset[Any]:
     """A dataset whose samples are ``fn(dataset[index], generator)``, for a ``DataLoader`` with a `ResumableSampler`.
 
-    The generator is seeded from the sampler's seed, the epoch and the index. What is drawn for a sample depends
+    The generator is seeded from the sampler's seed, the epoch and the index. Numbers for a sample depend
     neither on the samples before it, nor on the number of workers, nor on where a run was resumed.
 
     Args:

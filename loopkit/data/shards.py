@@ -57,10 +57,10 @@ def shard(
       samples to fill up. So a `ResumableSampler` without shuffle takes its place where they are counted or predicted.
 
     Args:
-        data: What an epoch goes over.
+        data: The data of an epoch.
         rank: The process, from 0.
         size: How many there are.
-        tail: What becomes of a last global batch that is not full, see `loopkit.data.Loader.shard`. A
+        tail: The treatment of a last global batch that is not full, see `loopkit.data.Loader.shard`. A
             ``DistributedSampler`` has its own way.
         seed: For a ``RandomSampler`` without a generator.
         epoch: The epoch from which the order in the place of a ``RandomSampler``'s counts, when the part is made: with
@@ -94,13 +94,13 @@ def shard(
 
 
 def set_epoch(data: Any, epoch: int) -> bool:
-    """Tell the ``DistributedSampler`` of a ``DataLoader`` which epoch begins; loopkit's own count for themselves.
+    """Set the epoch of a ``DataLoader``'s ``DistributedSampler``; loopkit's own samplers count by themselves.
 
-    Call it before every epoch that trains, or each has the order of the first. Where the sampler's epochs do not begin
-    with 0, a ``set_epoch`` of its own says so.
+    Call it before every epoch that trains, or each has the order of the first. If the sampler's epochs do not begin
+    with 0, give it a ``set_epoch`` that adds the first.
 
     Args:
-        data: What an epoch is about to go over.
+        data: The data of the coming epoch.
         epoch: From 0.
 
     Returns:
@@ -177,7 +177,7 @@ def restore_order(parts: Sequence[Sequence[Any]], samples: int) -> list[Any]:
     Args:
         parts: For each rank, its outputs step by step: tensors ``(samples, ...)``, or tuples, lists and mappings of
             such.
-        samples: Samples of the epoch; what comes after them filled up the last step, and is cut off. With
+        samples: Samples of the epoch; the rest filled up the last step, and is cut off. With
             ``tail="drop"`` there are fewer.
 
     Returns:
@@ -215,8 +215,8 @@ def gather(world: World, data: Any, outputs: Sequence[Any], everywhere: bool = T
 
     Args:
         world: The processes.
-        data: What was shared out.
-        outputs: What it made of its batches.
+        data: The shared data.
+        outputs: Its results for its batches.
         everywhere: False: only in rank 0; none elsewhere.
     """
     samples = len(cast(Sized, data.dataset)) if isinstance(data, DataLoader) else getattr(data, "samples", sys.maxsize)
@@ -264,7 +264,7 @@ def _whole_sampler(data: DataLoader[Any], sampler: Any, seed: int, epoch: int) -
         return sampler, ""
     if isinstance(sampler, DistributedSampler):
         if not _is_distributed(sampler) and not _of_torchdata(sampler, "StatefulDistributedSampler"):
-            raise _refused(data, f"{_name(sampler)} decides which samples come, in a way of its own")
+            raise _refused(data, f"{_name(sampler)} decides which samples come, in its own way")
         whole = ResumableSampler(len(cast(Sized, sampler.dataset)), shuffle=False)
         what = f"; ResumableSampler without shuffle in the place of {_name(sampler)}, which repeats samples to fill up"
         return whole, what
@@ -273,7 +273,7 @@ def _whole_sampler(data: DataLoader[Any], sampler: Any, seed: int, epoch: int) -
         return whole, "; ResumableSampler without shuffle in the place of SequentialSampler"
     if not _is_random(sampler):
         unknown = data.batch_sampler if sampler is None else sampler
-        raise _refused(data, f"{_name(unknown)} decides which samples come, in a way of its own")
+        raise _refused(data, f"{_name(unknown)} decides which samples come, in its own way")
     generator = data.generator if _of_torchdata(sampler, "RandomSampler") else sampler.generator
     if generator is not None:
         seed = generator.initial_seed()

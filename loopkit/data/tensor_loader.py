@@ -195,7 +195,7 @@ def _named(given: tuple[Any, ...]) -> dict[str, Any]:
     """The tensors by name, or by their number."""
     if given and isinstance(given[0], Mapping):
         if len(given) > 1:
-            raise LoaderError("give TensorLoader one mapping of tensors alone, or tensors")
+            raise LoaderError("give TensorLoader one mapping of tensors, or only tensors")
         named = dict(given[0])
     else:
         named = {str(number): tensor for number, tensor in enumerate(given)}

@@ -1,4 +1,4 @@
-"""Many processes: how they start, how they are watched, and what they say to each other beside the gradients.
+"""Many processes: how they start, how they are watched, and their messages beside the gradients.
 
 It may import what is below the plugins: checkpoints, the learner, the engine, the ground.
 """

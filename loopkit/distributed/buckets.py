@@ -23,7 +23,7 @@ def average(tensors: Sequence[Tensor], size: int, *, bucket_bytes: int, dtype: t
         tensors: Of the same number, shapes and dtypes in every process.
         size: How many processes there are.
         bucket_bytes: At most so much is sent at a time, but always one whole tensor.
-        dtype: What is sent, such as ``torch.bfloat16``; by default what the tensors are.
+        dtype: The dtype on the wire, such as ``torch.bfloat16``; by default the tensors' own.
     """
 
     _exchange(tensors, partial(_reduce, size=size), bucket_bytes, dtype)
@@ -37,7 +37,7 @@ class Overlap:
     bucket.
 
     Args:
-        params: Whose gradients are averaged; the order is that of the tensors of `average`.
+        params: Whose gradients are averaged; the order equals the tensors' of `average`.
         size, bucket_bytes, dtype: As in `average`.
     """
 

@@ -1,4 +1,4 @@
-"""Checksums of tensors: what processes compare that are to have equal ones."""
+"""Checksums of tensors, compared by processes that must have equal ones."""
 
 from __future__ import annotations
 

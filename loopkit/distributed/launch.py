@@ -41,14 +41,15 @@ def launch(
     restarts: int = 0,
     start: Literal["spawn", "forkserver"] = "spawn",
 ) -> list[T]:
-    """Call ``fn(*args)`` in several processes of this machine, which can train together; what they return, by rank.
+    """Call ``fn(*args)`` in several processes of this machine, which can train together; returns their results, by
+    rank.
 
     They are started by torch's elastic launcher, the one of ``torchrun``: if one fails, all are ended. For several
     machines use ``torchrun`` itself. With one process, ``fn`` is called in this one.
 
     Args:
         fn: A function of a module, or of a script that calls `launch` under ``if __name__ == "__main__":``.
-        args: What it is called with, in each process: pickled. So is what it returns.
+        args: Its arguments, in each process: pickled, as are the results.
         processes: How many; "auto" is one for each CUDA device, without any one for every second core of the CPU.
         timeout: Seconds that the processes may take to start.
         restarts: How often all of them are started again after a failure.
@@ -57,8 +58,8 @@ def launch(
             offered: torch's launcher has threads, whose locks would stay locked in some of the processes.
 
     Raises:
-        WorldError: A process failed: says which rank, and with what. Or it was called within a launched process, or
-            with something that cannot be sent to another process.
+        WorldError: A process failed: the message has its rank and error. Or it was called within a launched process, or
+            with an argument that cannot be sent to another process.
 
     Example::
 
@@ -197,7 +198,7 @@ def _restored(quiet: bool) -> Iterator[None]:
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], directory: str) -> bytes:
-    """In a started process: call the function; what it returns, or a file with what it raised."""
+    """In a started process: call the function; its result, or a file with its error."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     try:
@@ -223,7 +224,7 @@ def _call(fn: Callable[..., Any], args: tuple[Any, ...], directory: str) -> byte
 
 
 def _failure(error: Any, directory: Path) -> WorldError:
-    """The error of the process that failed first, of its own."""
+    """The error of the process that failed first, by itself."""
     said: list[tuple[int, bool, float, int, dict[str, Any]]] = []
     for path in directory.glob("failed-*.json"):
         restart, rank = map(int, path.stem.split("-")[1:])
@@ -245,10 +246,10 @@ def _failure(error: Any, directory: Path) -> WorldError:
         memory = "; when memory runs out, the kernel kills the largest process" if failure.exitcode == -9 else ""
     else:
         how = f"ended with status {failure.exitcode}"
-        memory = ", without an error that Python could tell"
+        memory = ", without an error in Python"
     raised = WorldError(f"rank {first} {how}{memory}")
     for *_, rank, told in sorted(latest, key=lambda each: each[:4]):
-        raised.add_note(f"loopkit: rank {rank} said: {told['text']}")
+        raised.add_note(f"loopkit: rank {rank} raised: {told['text']}")
     return raised
 
 

@@ -1,4 +1,4 @@
-"""Member: what every plugin that syncs processes does besides syncing them."""
+"""Member: the base of all plugins that sync processes."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class _Pace:
 
 
 class Member(Shown):
-    """The base of what syncs, such as `DDP`: one of the processes that train one model together.
+    """The base of plugins that sync, such as `DDP`: one of the processes that train one model together.
 
     It joins the others, gives each its part of the data, raises if processes differ, lets all act together on stops,
-    cancels, saves and signals, and names the one that failed where another one only sees that nothing comes any more.
-    For a single process it does nothing.
+    cancels, saves and signals, and names the one that failed where another one only waits for it.
+    For a single process it is idle.
 
     Args:
         shard: Give each process its part of the data. Without, every process is to bring its own.
-        tail: What is done with samples that are left over: see `loopkit.data.shards.shard`.
+        tail: The treatment of samples that are left over: see `loopkit.data.shards.shard`.
         backend: Of ``torch.distributed``; chosen by the device if it is not given.
         timeout: Seconds that a process waits for the others.
     """
@@ -101,11 +101,11 @@ class Member(Shown):
         self._data: dict[str, str] = {}
         """The options that must be equal of the data shared out since the last fit began."""
         self._vouched: int | None = None
-        """At how many steps the checksum of what is to be equal was made."""
+        """At how many steps the checksum of equal tensors was made."""
 
     @property
     def own_updates(self) -> bool:
-        """Whether it does its part where a phase updates in its own way: only if there is nothing to sync."""
+        """Whether it does its part where a phase updates in its own way: only for a single process."""
         return self.world.size == 1
 
     def join(self, learner: Learner) -> bool:
@@ -189,7 +189,7 @@ class Member(Shown):
         rank, theirs, first = odd
         name = next(name for name in first if first[name] != theirs[name])
         return (
-            f"the processes have parted: {name} of rank {rank} is not that of rank 0 (at the end of "
+            f"the processes have parted: {name} of rank {rank} differs from rank 0 (at the end of "
             f"{epoch.where()}). Each process changes it in another way, such as by a plugin with random "
             f"numbers of its own, or by code that asks for the rank"
         )
@@ -204,7 +204,7 @@ class Member(Shown):
     @hookimpl
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
-        """Say which process failed, where this one only sees that nothing comes from it."""
+        """Name the process that failed, where this one only waits for it."""
         if self.world.size == 1:
             yield
             return
@@ -320,7 +320,7 @@ class Member(Shown):
         lazy = [path for path, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)]
         if lazy:
             raise PluginError(
-                f"{type(self).__name__}: {lazy[0]!r} of {what} is lazy, so that there is nothing to send yet: run a "
+                f"{type(self).__name__}: {lazy[0]!r} of {what} is lazy, so it cannot be sent yet: run a "
                 f"batch through the model before Learner(...), with torch.no_grad(): model(inputs)"
             )
 
@@ -335,7 +335,7 @@ class Member(Shown):
                 (f"{len(first)} tensors", f"{len(theirs)} tensors"),
             )
             raise WorldError(
-                f"{what} of rank {rank} is not that of rank 0: {other} there, {one} on rank 0. Build the "
+                f"{what} of rank {rank} differs from rank 0: {other} there, {one} on rank 0. Build the "
                 f"same model in every process"
             )
 

@@ -1,6 +1,6 @@
 """Places: where the processes of a machine are, in memory that they share and that outlives each of them.
 
-It is that of a file whose name is removed when all have opened it. There a process that was killed has left the step
+It belongs to a file whose name is removed when all have opened it. There a process that was killed has left the step
 that it was in.
 """
 

@@ -13,13 +13,13 @@ import torch.distributed as dist
 FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Torch's variables for where such files are; each rank's number is appended."""
 FRESH = 60.0
-"""Seconds: an older file is that of another failure."""
+"""Seconds: an older file belongs to another failure."""
 
 
 def recorded(rank: int) -> str:
     """Which file has the last collectives of this process, in words; "" where torch has recorded none.
 
-    Those of Gloo are written now, as JSON. Those of NCCL torch writes itself when a collective times out.
+    Gloo's are written now, as JSON. torch itself writes NCCL's when a collective times out.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     prefix = next((os.environ[name] for name in FILES if os.environ.get(name)), f"{cache}/torch/comm_lib_trace_rank_")
@@ -33,4 +33,4 @@ def recorded(rank: int) -> str:
         fresh = time.time() - path.stat().st_mtime < FRESH
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError):
         return ""  # no recorder, nowhere to write, no process group
-    return f". What rank {rank} exchanged last is in {path}" if fresh else ""
+    return f". The last exchanges of rank {rank} are in {path}" if fresh else ""

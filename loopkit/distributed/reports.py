@@ -1,4 +1,4 @@
-"""Reports: what each process tells of itself, and the summary of all of them that every process reads."""
+"""Reports: each process's own, and the summary of all of them that every process reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATE = 1.5
 GONE = 5.0
 """Intervals without a report after which a process is taken for gone."""
 TOLD = 16
-"""How many processes a summary tells of."""
+"""How many processes a summary covers."""
 REPORTER = 0
 """Who makes the summary."""
 FEW = 16
@@ -93,14 +93,14 @@ class Reports:
     Each writes its own under a key of the store. Rank 0 reads all of them in one request, and writes a summary of
     bounded size. Up to 16 processes read each summary. Of more, four do; each other one has a bell, a key for which a
     second connection waits, and reads a summary when it rings. Rank 0 rings all bells in one request when a failure is
-    news. A process that fails rings that of rank 0. A summary that stays the same says that rank 0 is silent; then one
+    news. A process that fails rings rank 0's. A summary that stays the same means that rank 0 is silent; then one
     of the four rings. So ``W`` processes make a little more than ``W`` requests a second.
 
     Args:
         rank: Of this process.
         size: How many there are.
         name: The keys begin with it.
-        machine: What this process calls its machine.
+        machine: This process's name for its machine.
         interval: Seconds between two exchanges.
     """
 
@@ -110,7 +110,7 @@ class Reports:
         self.heard: dict[int, Heard] = {}
         """The reports of other processes: all in the reporter, elsewhere those in the summary."""
         self.unheard: list[int] = [] if rank == REPORTER else [REPORTER]
-        """Some that have said nothing so far."""
+        """Some without a report so far."""
         self.bell = False
         """Whether `listen` waits for the own bell; until then, each summary is read."""
         self.many = size > FEW
@@ -132,10 +132,10 @@ class Reports:
         self._reads_all = not self.many or rank in (REPORTER, 1, size // 3, 2 * size // 3, size - 1)
 
     def exchange(self, store: Store, own: Report, look: bool = False) -> None:
-        """Tell of this process, and read what there is of the others.
+        """Send this process's report, and read the others'.
 
         Args:
-            store: What all processes share.
+            store: The store that all processes share.
             own: The report of this process.
             look: Read the summary, even if no bell rings.
 
@@ -158,7 +158,7 @@ class Reports:
         """Wait until the own bell rings; the next exchange reads the summary.
 
         Args:
-            store: A connection that nothing else uses.
+            store: A connection only for this.
 
         Raises:
             dist.DistError: The store does not answer.
@@ -170,7 +170,7 @@ class Reports:
         self._rings.append(age)  # only now: what was rung for before the bell was taken down is read after this
 
     def ring(self, store: Any, *ranks: int) -> None:
-        """Ring for processes, and tell for how many seconds the summary has been as it is."""
+        """Ring for processes, with the seconds that the summary has been unchanged."""
         store.multi_set([self._bells[rank] for rank in ranks], [str(time.monotonic() - self._changed)] * len(ranks))
 
     def certain(self, silence: float) -> tuple[int, Heard] | None:
@@ -225,7 +225,7 @@ class Reports:
     def _vanished(self) -> set[int]:
         """The ranks of this machine whose processes are no more; rank 0 looks for all, others for late ones.
 
-        It is asked before reports are read: who is dead says no more, so that what is read then is the last word.
+        It is asked before reports are read: a dead process sends no more, so that the report read then is its last.
         """
         late = time.monotonic() - (0.0 if self.rank == REPORTER else self._late)
         return {

@@ -1,4 +1,4 @@
-"""Watch: each process tells where it is, so that the others can say who failed, and none waits for ever."""
+"""Watch: each process reports its place, so that the others can name the one that failed, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GRACE = 5.0
 BUSY = 0.1
 """The part of its time that a thread computes, above which it is not taken for one that waits."""
 LONGEST = 2000
-"""Characters of an error that are told to the others."""
+"""Characters of an error that are sent to the others."""
 
 SIGNS = (
     "gloo/transport",
@@ -51,17 +51,18 @@ SIGNS = (
 
 
 class Watch:
-    """A thread that tells the others where this process is, and looks whether they still make progress.
+    """A thread that reports this process's place to the others, and checks whether they still make progress.
 
-    The loop pays nothing for it. If another process failed and this one hangs in one and the same place, the thread
-    says so on stderr and ends the process, with status 1: after five seconds without moving or computing, or after
+    It has no cost in the loop. If another process failed and this one hangs in one and the same place, the thread
+    prints so on stderr and ends the process, with status 1: after five seconds without moving or computing, or after
     the world's timeout.
 
     Args:
         world: The processes.
-        where: Tells where the calling thread of `start` is, in words. Called in another thread.
+        where: Returns the place of the calling thread of `start`, in words. Called in another thread.
         interval: Seconds between two reports.
-        steps: Tells the epoch that runs or ended last, its steps so far, and whether its data ended. Called as `where`.
+        steps: Returns the epoch that runs or ended last, its steps so far, and whether its data ended. Called as
+            `where`.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Watch:
         atexit.register(leave)
 
     def stop(self) -> None:
-        """Watch no more; the others are told that this process came to its end, unless it failed."""
+        """Stop watching; reports to the others that this process ended, unless it failed."""
         if self._thread is None:
             return
         if self._own.state == "running":
@@ -124,7 +125,7 @@ class Watch:
         _running.discard(self)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this process fails; returns when they can read it."""
+        """Report to the others that this process fails; returns when they can read it."""
         if self._thread is None or self._own.state != "running":
             return
         notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
@@ -136,7 +137,7 @@ class Watch:
     def blame(self, error: BaseException) -> PeerError | None:
         """Who is the cause of a collective's failure here; None if the error does not come from a collective.
 
-        Nothing may be sent afterwards: it sets ``world.broken``. It takes three seconds at most.
+        Do not send afterwards: it sets ``world.broken``. It takes three seconds at most.
         """
         if self.world.size == 1 or not is_collective_error(error):
             return None
@@ -194,7 +195,7 @@ class Watch:
                 f"Give all processes the same number of steps"
             )
         for other in self.reports.unheard:
-            return f"rank {other} was never heard of: it is gone, or has not come as far. Look at what it said"
+            return f"no report from rank {other}: it is gone, or has not come as far. Look at its output"
         places = {other: heard.report for other, heard in self.reports.heard.items()} | {rank: own}
         if early := _early(places):
             return early
@@ -214,9 +215,9 @@ class Watch:
 
     def _storeless(self) -> str:
         if _kept():
-            return "the launcher, which kept the store, is gone or does not answer. Look at what it said"
+            return "the launcher, which kept the store, is gone or does not answer. Look at its output"
         if self.world.rank == REPORTER:
-            return "the store does not answer. Look at what the other processes say"
+            return "the store does not answer. Look at the output of the other processes"
         heard = self.reports.heard.get(REPORTER, Heard(Report(), self._read_at, 0.0))
         return self._gone(REPORTER, heard, ", which kept the store,")
 
@@ -229,7 +230,7 @@ class Watch:
         at += "" if here in ("", where) else f", and this one is {here}"
         return (
             f"rank {rank}{what} is gone; it was last heard of {time.monotonic() - heard.at:.1f} s ago{at}. Look at "
-            f"what it said last, and whether its machine ran out of memory"
+            f"the end of its output, and whether its machine ran out of memory"
         )
 
     # What the thread does
@@ -340,7 +341,7 @@ class Watch:
 
 _running: set[Watch] = set()
 _last_words = 0.0
-"""When this process told its end, if it is rank 0."""
+"""When this process reported its end, if it is rank 0."""
 
 
 def leave() -> None:

@@ -1,4 +1,4 @@
-"""Plugins by name: what is installed, what of it may be used, and the import of what is named, and of nothing else.
+"""Plugins by name: the installed ones, the allowed ones, and the import of only the named ones.
 
 A distribution makes a plugin findable by an entry point::
 
@@ -70,7 +70,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that is installed, as its metadata tell of it."""
+    """An installed plugin, from its metadata."""
 
     entry_point: EntryPoint
     others: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Plugin:
 
 
 def plugins(found: Installed | None = None) -> tuple[list[Plugin], list[str]]:
-    """All plugins that are installed, by name, and what is wrong with the metadata of some. Nothing is imported."""
+    """All installed plugins, by name, and problems of their metadata, without an import."""
     found = installed() if found is None else found
     entry_points = found.of(PLUGINS)
     rows = [
@@ -92,9 +92,9 @@ def plugins(found: Installed | None = None) -> tuple[list[Plugin], list[str]]:
 
 
 def first_line(entry_point: EntryPoint) -> str:
-    """The first line of the docstring of what an entry point names, from its source; empty if that cannot be told.
+    """The first line of an entry point's docstring, from its source; empty if that is unknown.
 
-    Nothing is imported.
+    It does not import the module.
     """
     module, _, name = entry_point.value.partition(":")
     for _ in range(DEEPEST):
@@ -151,7 +151,7 @@ def make_plugin(given: Any, allow: Collection[str] | None = None) -> Any:
     Args:
         given: A plugin, which is returned; the name of an installed one, which is made without options; or a mapping of
             one name to its options. One that is named as the ``*args`` of the plugin takes a list.
-        allow: The only names that may be loaded; by default those of ``LOOPKIT_PLUGINS``, or all if that is not set.
+        allow: The only names that may be loaded; by default the names in ``LOOPKIT_PLUGINS``, or all if it is not set.
 
     Raises:
         PluginError: The name is not known or not allowed, or the options do not fit.
@@ -201,7 +201,7 @@ def find(name: str, allow: Collection[str] | None = None) -> EntryPoint:
             raise PluginError(f"the plugin {name!r} is in another distribution: {how_to_install(home)}")
         close = _nearest(name, entry_points)
         raise PluginError(
-            f"no plugin called {name!r:.80} is installed{close}: `loopkit plugins` lists those that are; "
+            f"no plugin called {name!r:.80} is installed{close}: `loopkit plugins` lists the installed ones; "
             f"pip install the distribution that has it"
         )
     entry_point = _only(found, "plugin", name)
@@ -258,8 +258,8 @@ def log_plugin(word: str) -> str:
 def origin(module: str) -> tuple[str, str] | None:
     """The distribution that has the plugins of a module, and its version; None if that is not known.
 
-    It is the one with an entry point to the module, or to another of its package, or the one that is called like the
-    package. It is looked up once: what is imported stays, whatever is installed meanwhile.
+    It is the one with an entry point to the module, or to another of its package, or the one with the name of the
+    package. It is looked up once: an imported package stays, whatever is installed meanwhile.
     """
     from loopkit.base.version import DISTRIBUTION, __version__
     from loopkit.found.installed import name_and_version

@@ -1,6 +1,6 @@
-"""The entry points of installed distributions, read from their metadata. Nothing is imported.
+"""The entry points of installed distributions, read from their metadata, without an import.
 
-``importlib.metadata`` finds the same, but parses whole metadata to tell a version, and stops at a file that is broken.
+``importlib.metadata`` finds the same, but parses whole metadata for a version, and stops at a broken file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMANDS = "loopkit.commands"
 
 INSTALLED = ".dist-info"
 SOURCE = ".egg-info"
-"""The endings of folders of metadata: of what was installed, and of a source tree, where they may be out of date."""
+"""The endings of folders of metadata: of installations, and of source trees, where they may be out of date."""
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?", re.ASCII)
 NAME = re.compile(r"[\w-]+")
 
@@ -46,7 +46,7 @@ class EntryPoint:
 
     @property
     def full_name(self) -> str:
-        """``distribution:name``, which tells it from others of the same name."""
+        """``distribution:name``, unique among plugins of the same name."""
         return f"{self.distribution}:{self.name}"
 
     @property
@@ -162,7 +162,7 @@ def _own() -> tuple[EntryPoint, ...]:
 
 @cache
 def plugin_names() -> frozenset[str]:
-    """The names of the plugins that are installed, as they were when somebody first asked; only for spelling."""
+    """The names of the installed plugins, as of the first call; only for spelling."""
     return frozenset(each.name for each in installed().of(PLUGINS))
 
 
@@ -195,7 +195,7 @@ def name_and_version(folder: str) -> tuple[str, str]:
 
 
 def _is_whole(folder: str) -> bool:
-    """Whether there are metadata; what an interrupted installation leaves may have none."""
+    """Whether there are metadata; an interrupted installation may leave none."""
     return any(os.path.exists(os.path.join(folder, file)) for file in ("METADATA", "PKG-INFO"))
 
 

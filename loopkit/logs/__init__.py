@@ -1,4 +1,4 @@
-"""Logging: what is logged (kinds, `Record`), and where it goes (`Backend`). It imports only the ground."""
+"""Logging: logged values (kinds, `Record`), and their destination (`Backend`). It imports only the ground."""
 
 from typing import TYPE_CHECKING
 

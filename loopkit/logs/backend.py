@@ -84,4 +84,4 @@ class Backend(Shown):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next ``open`` resume from there: what was written later is not part of the log any more."""
+        """Let the next ``open`` resume from there: later records are no longer part of the log."""

@@ -159,7 +159,7 @@ class Csv(Backend):
 
 
 def _text(text: str) -> str:
-    """Text that a file can hold: what UTF-8 lacks, and a carriage return, by its code."""
+    """Text that a file can hold: characters that UTF-8 lacks, and carriage returns, by their code."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\r", "\\r")
 
 

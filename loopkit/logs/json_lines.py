@@ -273,7 +273,7 @@ def _time(seconds: float) -> float:
 
 
 def _finite(content: Any) -> Any:
-    """The content with what JSON has no numbers for as strings."""
+    """The content with infinite and undefined numbers as strings."""
     if isinstance(content, float):
         return content if isfinite(content) else str(content)
     if isinstance(content, Mapping):

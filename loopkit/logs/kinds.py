@@ -1,6 +1,6 @@
 """The kinds of values that can be logged. Each is checked when it is made, in the code that logs it.
 
-Tensors are copied on their device and read when a backend asks, so that making a kind in a step waits for nothing.
+Tensors are copied on their device and read when a backend asks, so that making a kind in a step never waits.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Image(Kind):
 
     Args:
         pixels: ``(H, W)``, ``(H, W, C)`` or ``(C, H, W)``, where C is 1 (grey), 3 (RGB) or 4 (RGBA); uint8, or floats
-            in [0, 1]. What could be either is ``(C, H, W)`` if it is a tensor, else ``(H, W, C)``.
+            in [0, 1]. An ambiguous shape is ``(C, H, W)`` for a tensor, else ``(H, W, C)``.
         caption: A line of text.
 
     Raises:
@@ -410,7 +410,7 @@ class Graph(Kind):
 
     Args:
         model: The model.
-        inputs: What it takes, for backends that trace it.
+        inputs: Its inputs, for backends that trace it.
     """
 
     kind = "graph"
@@ -434,7 +434,7 @@ class Graph(Kind):
 
 
 def loggable(name: str, value: Any) -> Any:
-    """A value as a record holds it: a number or a scalar tensor of its own, or a kind.
+    """A value as a record holds it: a number or a copied scalar tensor, or a kind.
 
     Raises:
         LogError: It cannot be logged; the message shows an alternative.
@@ -485,7 +485,7 @@ def _elements(value: Any) -> int:
 
 
 def _scalar(where: str, value: Any) -> Scalar:
-    """A real number: a float, or, where it would have to be waited for, a tensor that nobody else can change."""
+    """A real number: a float, or, where it would have to be waited for, a private copy of the tensor."""
     array = isinstance(value, (np.generic, np.ndarray))
     if _elements(value) != 1:
         raise LogError(f"{where}: it is {describe(value)}: log a scalar, such as .mean(), or Histogram(...)")
@@ -512,7 +512,7 @@ def _scalar(where: str, value: Any) -> Scalar:
 def _instead_of(value: Any) -> str:
     """Suggest what to log in the place of a value that is no number."""
     if value is None:
-        return "nothing where there is no value, or float('nan')"
+        return "only where there is a value, or float('nan')"
     if isinstance(value, (str, bytes)):
         return "Text(...)"
     if isinstance(value, Mapping):
@@ -521,7 +521,7 @@ def _instead_of(value: Any) -> str:
 
 
 def _copied(values: Any) -> Any:
-    """A tensor or array of its own."""
+    """A copy of a tensor or array."""
     if isinstance(values, Tensor):
         if values.is_meta or values.layout is not torch.strided or values.is_nested:
             raise LogError(f"{describe(values)} is no plain tensor with values: give such, as by .to_dense()")

@@ -34,9 +34,9 @@ CHECKED = 4096
 class LogFile:
     """Appends to ``path``, which is locked while it is open.
 
-    A file that is there already belongs to an earlier run: it is renamed (`set_aside`), unless ``position`` says up to
-    where it is this run's. What comes after the position is cut off by the first write, not before: whoever opens a
-    log and has nothing to add leaves it as it is.
+    A file that is there already belongs to an earlier run: it is renamed (`set_aside`), unless ``position`` is the
+    length of this run's part. The rest after the position is cut off by the first write, not before: opening a
+    log without writing leaves it as it is.
 
     Args:
         path: The directories above it are made. A device, or a pipe, is written to without ceremony.
@@ -151,7 +151,7 @@ class LogFile:
         return True
 
     def write(self, data: bytes) -> None:
-        """Append; if that fails, what was there before stays whole."""
+        """Append; if that fails, the earlier contents stay whole."""
         assert self._file is not None
         assert self.position is not None
         if not self._at_end:
@@ -240,7 +240,7 @@ def lock(file: int, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise LogError(
-            f"the log {path} is being written by another run: stop that one, or give this one a log of its own"
+            f"the log {path} is being written by another run: stop that one, or give this one its own log"
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):  # no locks on this system

@@ -56,7 +56,7 @@ def masked_text(text: str) -> str:
 
 
 def masked_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by name, without those of such options, in tables and lists, too.
+    """Values by name, with secret options masked, also in tables and lists.
 
     >>> masked_values({"password": "abc", "url": "https://me:abc@host", "lr": 0.1})
     {'password': '***', 'url': 'https://me:***@host', 'lr': 0.1}

@@ -77,7 +77,7 @@ class Log:
             phases = list(dict.fromkeys(record.phase for record in named))
             raise LogError(
                 f"{self.path} has no {name!r:.100} of the phase {phase!r:.100}{nearest(str(phase), phases)}; "
-                f"it has that of {', '.join(map(repr, phases))[:500]}"
+                f"it has it for {', '.join(map(repr, phases))[:500]}"
             )
         return found
 

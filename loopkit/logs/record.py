@@ -1,4 +1,4 @@
-"""Record: one thing that was logged, and when; Place: where; Records: what is written at a time."""
+"""Record: one logged value, and when; Place: where; Records: the records of one write."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def unpacked(packed: Packed) -> Iterator[Record]:
 
 
 class Group:
-    """Records of one place and one millisecond, each of another name: most of what a step logs.
+    """Records of one place and one millisecond, each of another name: most records of a step.
 
     Args:
         place: Of all of them.
@@ -73,7 +73,7 @@ class Records(Sequence[Record]):
     """Records in the order in which they were logged; ``groups`` has them together, which is faster to read.
 
     Args:
-        packed: What was logged.
+        packed: The logged values.
     """
 
     def __init__(self, packed: Iterable[Packed]) -> None:

@@ -1,7 +1,7 @@
 """The standard plugins, one concern a module. They use only the public API.
 
 An import here is all that makes a class a plugin that ships: its name is the class's in snake case. A module is
-imported when somebody asks for what it has.
+imported at the first use of its names.
 """
 
 from __future__ import annotations

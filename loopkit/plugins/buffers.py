@@ -29,7 +29,7 @@ def cells(learner: Learner) -> list[tuple[dict[str, Tensor | None], str]]:
 
 
 def extra_states(learner: Learner) -> dict[str, Any]:
-    """Copies of what modules return from a ``get_extra_state`` of their class, by model and path."""
+    """Copies of the modules' ``get_extra_state``, by model and path."""
     return {
         f"{name}.{path}": copy.deepcopy(module.get_extra_state()) for name, path, module in _with_extra_state(learner)
     }
@@ -53,7 +53,7 @@ class Buffers(Shown):
     """A copy of all buffers.
 
     Args:
-        copies: A list to keep it in; what it holds is a copy that was taken before.
+        copies: A list to keep it in; it holds an earlier copy.
     """
 
     def __init__(self, copies: list[Tensor] | None = None) -> None:

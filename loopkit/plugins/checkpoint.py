@@ -1,4 +1,4 @@
-"""Save the whole run as it goes, and go on from where it was."""
+"""Save the whole run during training, and resume from where it was."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ ELSEWHERE = {"save_weights_only": "give weights_only=True", "monitor": "give bes
 class Checkpoint(Shown):
     """Save the whole run: it can be killed at any time and resumes exactly.
 
-    Each checkpoint is a directory of its own below ``directory``, written whole or not at all: weights as
+    Each checkpoint has its own directory below ``directory``, written whole or not at all: weights as
     ``model.safetensors``, all else as JSON and safetensors, and a manifest with the digest of every file. A save is due
     at the end of an epoch (after its validation, if there is one) or between two steps; what a signal, or an error
     between two steps, interrupts is saved where it is. After an error inside a validation, the state as of the
-    validation's begin is saved (of one process alone). An error inside a training step leaves nothing that could go on
-    exactly: the checkpoint before it stands.
+    validation's begin is saved (only of a single process). After an error inside a training step an exact resume is impossible:
+    the checkpoint before it stays.
 
     Args:
         directory: Where the checkpoints of this fit are, and of no other. Links and a relative path are resolved now.
         save: When to save, as ``every(epochs=1)``, ``every(updates=100)`` or ``every(minutes=10)``; a list of them
-            saves whenever one of them says so.
+            saves whenever one of them is due.
         keep: How many of the newest to keep; never fewer than two are. One that was saved at the end of an epoch, or of
             the fit, takes the place of one at the same step and update.
         best: The metric that decides which checkpoint is the best, such as ``"val/loss"``. A checkpoint is saved
@@ -66,21 +66,21 @@ class Checkpoint(Shown):
         mode: ``"min"`` or ``"max"``; by default the metric's direction, else the fit raises.
         resume: ``"auto"``: resume from the newest valid checkpoint, or begin if there is none; True: there must be one;
             a path: from that checkpoint. By default the directory must not hold any.
-        overwrite: Remove the checkpoints that are in the directory when the fit begins, and say which: for a cell or a
-            script that is run again. Refused if anything but checkpoints and logs is there, and with ``resume``. Logs
+        overwrite: Remove the checkpoints that are in the directory when the fit begins, and list them: for a cell or a
+            script that is run again. It raises if other files are there, and with ``resume``. Logs
             stay: `LogTo` renames an earlier one.
-        weights_only: Save the models' weights alone, and those with the averages of plugins in files beside them, such
-            as ``model.weight_average.safetensors``. When, where and how many is the same; no run can go on from them.
+        weights_only: Save only the models' weights, and the averages of plugins in files beside them, such
+            as ``model.weight_average.safetensors``. When, where and how many is the same; no run can resume from them.
         data: ``"stop"``: a resumed run raises `StateError` before its first step if the batch before it is not the one
             of the saved run. ``"warn"``, or ``LOOPKIT_DATA=warn`` in the environment: it only warns.
-        options: What is rarely needed.
-        name: The plugin's name; a second one, with a directory of its own, needs another.
+        options: Rarely needed options.
+        name: The plugin's name; a second one, with its own directory, needs another.
 
     Raises:
         PluginError: An option is out of range.
         CheckpointError: The directory cannot be used, or a checkpoint not be written or read.
         StateError: Something cannot be saved (found before the first step), or a saved state does not fit.
-        NonFiniteError: A parameter is not finite, so nothing was saved.
+        NonFiniteError: A parameter is not finite, so no checkpoint was saved.
 
     Example::
 
@@ -126,7 +126,7 @@ class Checkpoint(Shown):
         if weights_only and (resume is not None or self.files.everywhere):
             by = type(self).__name__ if resume is None else f"resume={resume!r}"
             raise PluginError(
-                f"Checkpoint: weights_only=True saves nothing that {by} could go on from: give one of them; two "
+                f"Checkpoint: {by} cannot resume from weights_only=True: give one of them; two "
                 f"Checkpoints with a directory and a name each do both"
             )
         self.name = name
@@ -300,7 +300,7 @@ class Checkpoint(Shown):
                     self._save(learner, "end", now=True)
             self._writer.wait()
         if result.reason in ("pause", "signal") and not any(map(_saves_run, learner.plugins.values())):
-            warn("no run goes on from Checkpoint(weights_only=True): add one with resume='auto' and another directory")
+            warn("no run resumes from Checkpoint(weights_only=True): add one with resume='auto' and another directory")
 
     def _has_unsaved(self, learner: Learner) -> bool:
         """Whether anything has changed since the last save, such as by the best weights, which were put back."""
@@ -332,7 +332,7 @@ class Checkpoint(Shown):
         try:
             self._save(learner, "error", now=True, at=None if here else mark)
         except Exception as second:
-            error.add_note(f"plugin {self.name!r}: nothing was saved at this error: {second}")
+            error.add_note(f"plugin {self.name!r}: no checkpoint was saved at this error: {second}")
 
     def _try(self, learner: Learner) -> None:
         """Make a dry run of a save."""
@@ -367,7 +367,7 @@ class Checkpoint(Shown):
         self._timing.plan(learner)
 
     def _write(self, contents: Contents, about: dict[str, Any], here: Moment) -> None:
-        """Write and rotate; in a thread of its own if ``background``."""
+        """Write and rotate; in its own thread if ``background``."""
         written = self._files.write(contents, about, f"step-{about['progress']['steps']}")
         self._timing.saved_at = here
         self._writer.forget()
@@ -387,7 +387,7 @@ def _check_best(best: Any, mode: Mode | None, options: SaveOptions) -> None:
     if best is None and (mode is not None or options.keep_best > 1):
         given = f"mode is {mode!r}" if mode is not None else f"options.keep_best is {options.keep_best}"
         raise PluginError(
-            f"Checkpoint: {given}, and no metric says which checkpoints are the best, so it would have no effect: "
+            f"Checkpoint: {given}, and no metric defines the best checkpoints, so it would have no effect: "
             f"give best='val/loss', or leave it out"
         )
 
@@ -399,5 +399,5 @@ def _check_data(data: Any) -> None:
 
 
 def _saves_run(plugin: Any) -> bool:
-    """Whether a plugin saves, after a signal, what a run can go on from."""
+    """Whether a plugin saves, after a signal, a state that a run can resume from."""
     return hasattr(plugin, SignalBegin.hook) and not (isinstance(plugin, Checkpoint) and plugin.weights_only)

@@ -29,7 +29,7 @@ class Compile(Shown):
     Args:
         dynamic: Whether to compile for changing shapes; by default torch decides when it has seen some.
         mode: As in ``torch.compile``; by default ``"default"``. With ``"reduce-overhead"`` or ``"max-autotune"``, whose
-            graphs write to the same memory in each step, outputs are copies: what is kept of them does not change.
+            graphs write to the same memory in each step, outputs are copies: kept ones do not change.
         backend: A name of ``torch.compiler.list_backends()``, or a function.
         fullgraph: Raise for a model that cannot be compiled in one piece, instead of a warning.
 

@@ -42,7 +42,7 @@ class DDP(Member):
 
     The average of the gradients is the gradient of the global batch, also if the processes have batches of unequal
     weight. If the weights are equal, it is bitwise the average of PyTorch's ``DistributedDataParallel``. Gradients are
-    synced once for an update and are final from ``update_begin`` on: clipping, say, sees the norm of the average.
+    synced once for an update and are final from ``update_begin`` on: clipping, for example, sees the norm of the average.
 
     Args:
         overlap: Send gradients while the last backward of an update makes them: by PyTorch's reducer in phases that
@@ -55,7 +55,7 @@ class DDP(Member):
             uneven last one, unless the phase sets ``step.weight``. False: each process counts the same, as in PyTorch.
         compression: ``"fp16"`` or ``"bf16"``: gradients are sent in half precision.
         bucket_mb: Gradients are sent in buckets of about so many MiB; by default PyTorch's, 25 after a small first one.
-        bucket_views: Gradients are views of what PyTorch's reducer sends, which saves a copy of them. The next update
+        bucket_views: Gradients are views of the buckets of PyTorch's reducer, which saves a copy of them. The next update
             changes them, so a plugin that keeps gradients must then copy them.
         static_graph: The same parameters are used in the same order in each step (PyTorch's option).
         find_unused_parameters: Parameters may get no gradient in a step; otherwise that is an error that names them.
@@ -204,7 +204,7 @@ class DDP(Member):
     def _reason_to_wait(self) -> str:
         """Return the reason why gradients of all phases are averaged when an update begins, in words."""
         if self.world.size == 1:
-            return "there is one process alone, so nothing is done"
+            return "there is only one process, so it is idle"
         if not self.overlap:
             return "overlap=False"
         if self._setup.optimizers != 1:
@@ -291,8 +291,8 @@ class DDP(Member):
             return
         if step.closure is not None:
             raise PhaseError(
-                f"phase {phase.name!r}: an optimizer that evaluates the loss itself decides by the loss of its own "
-                f"process, and the processes would part: use another optimizer under DDP"
+                f"phase {phase.name!r}: an optimizer that evaluates the loss itself decides by its own "
+                f"process's loss, and the processes would part: use another optimizer under DDP"
             )
         self._now.update(learner, phase, step)
 

@@ -34,14 +34,14 @@ class EarlyStopping(Shown):
     Args:
         monitor: The metric, as ``"<phase>/<metric>"``.
         patience: Stop after so many values without an improvement, from 1: `loopkit.criteria.NumberSinceBest`.
-        mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are; by default as the metric says, else
+        mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are; by default the metric's own, else
             the fit raises, unless the criterion does not ask (`loopkit.criteria.InvalidValue`, limits).
         min_delta: Only what is better by more than this is an improvement for ``patience``, at least 0.
         restore_best: When the run is over, at ``fit_end``, put back the parameters, buffers and extra states
             with which the best value was measured, bitwise. The optimizer and ``learner.metrics`` stay as they are.
             After an error, a signal or a pause everything does: the next fit resumes from the interrupted weights.
-        criterion: A criterion of `loopkit.criteria` instead of ``patience`` and ``min_delta``. The plugin has a copy
-            of its own.
+        criterion: A criterion of `loopkit.criteria` instead of ``patience`` and ``min_delta``. The plugin has its own
+            copy.
         training: The training series, for a criterion that needs it (``ProgressQuotient`` of loopkit-control).
         best_device: Where the best parameters are kept, such as ``"cpu"``; by default where they are.
         name: The plugin's name.
@@ -131,7 +131,7 @@ class EarlyStopping(Shown):
 
     @hookimpl(before=("average",), after=("checkpoint",))  # and so, turned round, in fit_end
     def fit_begin(self, learner: Learner) -> None:
-        """Start the clock; start from nothing if it ended a fit, and this one is another."""
+        """Start the clock; start empty if it ended a fit, and this one is another."""
         self._hear()
         fit = learner.current
         if self.reason and fit is not None and not fit.stopped:
@@ -266,7 +266,7 @@ def _restore(learner: Learner, kept: dict[str, Tensor], plugin: str) -> None:
             found = f"has shape {tuple(now[name].shape)}" if name in now else "is gone"
             raise PluginError(
                 f"plugin {plugin!r}: {name!r} was kept with shape {tuple(tensor.shape)} and {found} now, so the best "
-                f"parameters cannot be restored: the model was changed since. Nothing was put back"
+                f"parameters cannot be restored: the model was changed since. No parameter was restored"
             )
     for name, tensor in kept.items():
         now[name].copy_(sharded.like(tensor, now[name]))

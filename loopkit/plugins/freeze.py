@@ -23,8 +23,8 @@ class Freeze(Shown):
     """Train a part of the parameters only: the others get ``requires_grad = False``.
 
     Batch norm whose own parameters are all frozen (or which has none and is covered by a pattern) is kept in eval mode
-    in training phases, so that its running statistics stay as they are, too. Dropout still drops (`EvalMode` stops
-    it). What had ``requires_grad = False`` before is never thawed. It owns ``trainable.<pattern>``, so
+    in training phases, so that its running statistics stay as well. Dropout still drops (`EvalMode` stops
+    it). A parameter that had ``requires_grad = False`` before is never thawed. It owns ``trainable.<pattern>``, so
     another owner of the same parameters raises. So does a training epoch in which anything else has thawed one.
 
     ``learner.remove("freeze")`` trains again what it froze.
@@ -43,7 +43,7 @@ class Freeze(Shown):
         name: The plugin's name.
 
     Raises:
-        PluginError: A pattern matches nothing, an epoch is no whole number from 0, or something else has thawed a
+        PluginError: A pattern has no match, an epoch is no whole number from 0, or something else has thawed a
             parameter.
 
     Example::
@@ -109,7 +109,7 @@ class Freeze(Shown):
         return model
 
     def leave(self, learner: Learner) -> None:
-        """Train again what it froze; what was frozen before stays frozen."""
+        """Train its frozen parameters again; parameters frozen before stay frozen."""
         for parameter in self._own:
             parameter.requires_grad = True
         for module in self._evals:
@@ -122,7 +122,7 @@ class Freeze(Shown):
         return tuple(f"trainable.{pattern}" for pattern in self._patterns)
 
     def leaves_out(self) -> tuple[str, ...]:
-        """The patterns of what checkpoints leave out while it is frozen."""
+        """The patterns of parameters that checkpoints leave out while they are frozen."""
         return () if self.saved else tuple(self._patterns)
 
     def _check(self, pattern: str, names: list[str]) -> None:
@@ -186,7 +186,7 @@ class Freeze(Shown):
         found = [p for p, paths in self._own.items() if any(covers(pattern, path) for path in paths)]
         if not found:
             raise PluginError(
-                f"plugin {self.name!r}: {pattern!r} covers nothing of {', '.join(self._patterns)}, which it freezes; "
+                f"plugin {self.name!r}: {pattern!r} covers none of {', '.join(self._patterns)}, which it freezes; "
                 f"Freeze({{{pattern!r}: 0}}) trains it at first"
             )
         self._thawed.append(f"!{pattern}")
@@ -204,7 +204,7 @@ class Freeze(Shown):
         """Train again what a pattern covers, from now on.
 
         Raises:
-            PluginError: The pattern matches nothing.
+            PluginError: The pattern has no match.
         """
         self._check(pattern, [path for path, _ in named_parameters(self._models)])
         self._thawed.append(pattern)
@@ -220,7 +220,7 @@ class Freeze(Shown):
         """Whether none of the parameters that a path (or a pattern) covers is trained.
 
         Raises:
-            PluginError: It matches nothing.
+            PluginError: It has no match.
         """
         found = list(named_parameters(self._models))
         self._check(path, [name for name, _ in found])
@@ -243,8 +243,8 @@ class Freeze(Shown):
         unknown = set(state["frozen"]) - {path for paths in self._own.values() for path in paths}
         if unknown:
             raise PluginError(
-                f"plugin {self.name!r}: the state's frozen parameters {', '.join(sorted(unknown)[:5])} are not among "
-                f"those that its patterns freeze ({', '.join(self._patterns)})"
+                f"plugin {self.name!r}: the state's frozen parameters {', '.join(sorted(unknown)[:5])} are not "
+                f"frozen by its patterns ({', '.join(self._patterns)})"
             )
         self._state = None
         self._thawed = list(state["thawed"])
@@ -271,7 +271,7 @@ class EvalMode(Shown):
         name: The plugin's name.
 
     Raises:
-        PluginError: A pattern matches nothing.
+        PluginError: A pattern has no match.
 
     Example::
 

@@ -69,8 +69,8 @@ def coalesce(params: Sequence[Tensor]) -> None:
 def clip(grads: list[Tensor], norm: Tensor, max_norm: float) -> None:
     """Multiply gradients of this norm, which are alike, by ``max_norm / (norm + 1e-6)``, if that is below 1.
 
-    It is reciprocal, then product: what torch makes of ``max_norm / norm``. On the host numbers do it, whose operations
-    in float64, each rounded to float32, are those of float32: four calls of torch take as long as a small layer.
+    It is reciprocal, then product, as torch computes ``max_norm / norm``. On the host Python numbers do it: float64
+    operations, each rounded to float32, equal float32's: four calls of torch take as long as a small layer.
     """
     if norm.__class__ is Tensor and norm.is_cpu and norm.dtype is torch.float32:
         share = single(1.0 / single(norm.item() + single(1e-6))) * single(max_norm)
@@ -117,7 +117,7 @@ class ClipGradNorm(Shown):
         max_norm: The largest norm, above 0.
         norm_type: The order of the norm, above 0; ``math.inf`` for the largest absolute value.
         name: The plugin's name.
-        over: ``"each"`` optimizer has a norm of its own; ``"all"``: one norm over the parameters of all optimizers that
+        over: ``"each"`` optimizer has its own norm; ``"all"``: one norm over the parameters of all optimizers that
             the step updates, in the models' order, as of Muon and AdamW for one model.
 
     Raises:
@@ -208,7 +208,7 @@ class ClipGradNorm(Shown):
 
 
 def _due(step: Step) -> list[Any]:
-    """Return the windows that the step updates; their gradients are those of the windows as they are."""
+    """Return the windows that the step updates; their gradients are the windows' as they are."""
     due = [each for each in step.epoch.windows if each.count and (each.count >= each.size or step.last)]
     for window in due:
         factor = 1.0 if window.name == step.optimizer_name else window.take_factor()
@@ -254,7 +254,7 @@ class GradNorm(Shown):
 
     The mean over the updates of an epoch is put into ``learner.metrics`` at its end, as ``"train/grad_norm"``, with
     several optimizers ``"train/grad_norm_<optimizer>"``, with several groups also ``"..._group<i>"``. Skipped updates
-    do not count. Nothing is read from the device before the end.
+    do not count. The device is read only at the end.
 
     Args:
         norm_type: The order of the norm, above 0; ``math.inf`` for the largest absolute value.
@@ -308,13 +308,13 @@ class GradNoise(Shown):
     """Add Gaussian noise to the gradients, less with each update.
 
     Its standard deviation falls as ``(1 + updates) ** -decay``. ``updates`` is ``learner.progress.updates``, so it
-    counts those of all optimizers. The noise changes gradients as clipping does, so with a clipping plugin the order
-    has to be given: ``Learner(order=["clip_grad_norm", "grad_noise"])``.
+    counts the updates of all optimizers. The noise changes gradients as clipping does, so with a clipping plugin the
+    order has to be given: ``Learner(order=["clip_grad_norm", "grad_noise"])``.
 
     Args:
         std: The first update's standard deviation, at least 0.
         decay: At least 0.
-        seed: Of its own generators, one per device; the global ones stay as they are.
+        seed: Seeds its generators, one per device; the global ones stay as they are.
 
     Raises:
         PluginError: An option is out of range.

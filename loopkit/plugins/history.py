@@ -47,8 +47,8 @@ class History(Shown):
 
     Args:
         steps: Also keep the loss of every step, in `step_rows`. The values stay on the device until the epoch ends. Of
-            several processes each keeps those of its own batches, also when it resumes from a checkpoint; those of
-            processes that are no more go to the ones that are left.
+            several processes each keeps the losses of its own batches, also when it resumes from a checkpoint; with
+            fewer processes the others take over the rest.
 
     A row of an epoch is ``{"phase", "epoch", "steps", "updates", "samples", "seconds", "<phase>/<metric>", ...}``: the
     learner's counters after it, its duration and its metrics. ``"epoch"`` is the number, from 1, of the training epoch
@@ -234,7 +234,7 @@ class _Pack:
 
     @classmethod
     def of(cls, rows: list[dict[str, Any]]) -> _Pack:
-        """The rows as text, but for the seconds, which no other run repeats; what they are called is there once."""
+        """The rows as text, but for the seconds, which no other run repeats; each name is there once."""
         layouts = {names: number for number, names in enumerate(dict.fromkeys(map(tuple, rows)))}
         plain = [
             [layouts[tuple(row)], *({**row, "seconds": 0.0} if "seconds" in row else row).values()] for row in rows

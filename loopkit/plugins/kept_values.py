@@ -1,4 +1,4 @@
-"""KeptValues: what a plugin that writes hyperparameters found in their places, and what it left there."""
+"""KeptValues: the values that a plugin which writes hyperparameters found in their places, and left there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KeptValues:
         """The values read back after the last write; empty while there may be more writes."""
 
     def find(self, place: Place) -> float:
-        """Return the own value of a place: what is there, at the first time."""
+        """Return the own value of a place: its value at the first call."""
         if place.name not in self.own:
             self.own[place.name] = float(place.read())  # host sync: once for each place, where it is a tensor
         return self.own[place.name]
@@ -48,10 +48,10 @@ class KeptValues:
 
         Args:
             places: Where to look.
-            new: The fit is a new one: what is there is the own value. Else the own value changes by the same ratio.
+            new: The fit is a new one: the present value is the own value. Else the own value changes by the same ratio.
 
         Returns:
-            By place, what was left there, and what is there now, where these differ.
+            By place, the value left there, and the present one, where these differ.
         """
         changed: dict[str, tuple[float, float]] = {}
         for place in places:

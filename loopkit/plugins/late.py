@@ -11,7 +11,7 @@ from torch import Tensor
 from loopkit.base import devices
 
 EVERY = 1.0
-"""Seconds, at least, before values are read from a device that does not tell when they have arrived."""
+"""Seconds, at least, before values are read from a device that does not report their arrival."""
 
 
 def _stack(values: Collection[Tensor | float]) -> Tensor:
@@ -31,7 +31,7 @@ def read(values: Mapping[str, Tensor | float]) -> dict[str, float]:
 class LateValues:
     """One transfer of scalars at a time, which on CUDA no step waits for.
 
-    Another accelerator does not tell when they have arrived. There the host waits for them, at most once a second.
+    Another accelerator does not report their arrival. There the host waits for them, at most once a second.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class LateValues:
         self._since = time.monotonic()
 
     def arrived(self) -> dict[str, float]:
-        """The values if they are there, once; else nothing. Does not wait, except as above."""
+        """The values if they are there, once; else an empty dict. Does not wait, except as above."""
         if self._sent is None or not self._arrival.here:
             return {}
         if self._sent.device.type != "cpu" and time.monotonic() < self._since + EVERY:

@@ -159,7 +159,7 @@ def _simple(options: Mapping[str, Any]) -> Iterator[tuple[str, Simple]]:
 
 
 def _name_of(loss_fn: Any) -> str:
-    """The name of a function or a class; empty for what nobody has named, such as a learner without a loss."""
+    """The name of a function or a class; empty without one, such as for a learner without a loss."""
     while isinstance(loss_fn, partial):
         loss_fn = loss_fn.func
     name = str(getattr(loss_fn, "__name__", type(loss_fn).__name__))

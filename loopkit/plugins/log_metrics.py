@@ -25,7 +25,7 @@ class LogMetrics(Shown):
     epochs moves them; with ``every``, after steps.
 
     Args:
-        every: Also log, after every so many training steps, what there is by then: the loss of the step
+        every: Also log, after every so many training steps, the values so far: the loss of the step
             (``"train/loss/step"``), the metrics of the epoch so far (``"train/accuracy/running"``), and the learning
             rates that the step's update was made with, or is going to be, if it has none.
         name: The plugin's name.

@@ -45,11 +45,11 @@ class LogTo(Shown):
 
     What is logged is kept as it comes, read from the device late and in one transfer, and written between two steps: at
     the end of each epoch, every few seconds or 100 calls, and before each checkpoint. Training is bitwise the same as
-    without it. A backend that fails is disabled with one warning, and the fit continues; what one cannot write is left
-    out with one warning. A run that resumes from a checkpoint resumes its logs where they were then.
+    without it. A backend that fails is disabled with one warning, and the fit continues; values that it cannot write
+    are left out with one warning. A run that resumes from a checkpoint resumes its logs where they were then.
 
     Args:
-        backends: What writes: a `loopkit.logs.Backend`, or a path, of which the ending tells (``.jsonl``, ``.csv``; one
+        backends: A `loopkit.logs.Backend`, or a path, whose ending selects one (``.jsonl``, ``.csv``; one
             without is a directory, for a ``log.jsonl``). By default the directory ``runs/run``.
         every: Also write after every so many training steps.
         seconds: How often it is written in a long epoch, about.
@@ -103,7 +103,7 @@ class LogTo(Shown):
         """The result of the fit whose values were logged before the logs were opened."""
         self._open = False
         self._again = False
-        """The fit resumes from a checkpoint: what it begins with was logged when it began first."""
+        """The fit resumes from a checkpoint: its first records were logged when it began first."""
         self._ended = False
         """Whether the fit had ended at the save: then its end is in the log, unless it trains more now."""
         self._loaded: tuple[int | None, bool] = None, False

@@ -36,7 +36,7 @@ def merge(metric: Any, states: Sequence[dict[str, Any]], *, goes_on: bool = Fals
 
     Args:
         metric: One of which `can_merge` is true.
-        states: What `accumulated` returned, or their ``state_dict``, by rank and in the host's memory.
+        states: The results of `accumulated`, or their ``state_dict``, by rank and in the host's memory.
         goes_on: Whether it will be updated afterwards.
 
     Raises:
@@ -53,7 +53,7 @@ def merge(metric: Any, states: Sequence[dict[str, Any]], *, goes_on: bool = Fals
             if isinstance(values[0], Tensor) and reduction is None and goes_on:
                 raise PluginError(
                     f"{type(each).__name__} keeps {key!r} ({describe(values[0])}) of each process apart, so it cannot "
-                    f"go on in the middle of an epoch with another number of processes: use the same number "
+                    f"resume in the middle of an epoch with another number of processes: use the same number "
                     f"({len(states)}), or leave the metric out"
                 )
             setattr(each, key, _reduced(values, reduction))
@@ -62,7 +62,7 @@ def merge(metric: Any, states: Sequence[dict[str, Any]], *, goes_on: bool = Fals
 
 
 def apart(metric: Any) -> None:
-    """Let a torchmetrics object compute the value of what it holds, without asking other processes."""
+    """Let a torchmetrics object compute the value of its own state, without other processes."""
     for _, each in _foreign(metric):
         each.distributed_available_fn = _nobody
 

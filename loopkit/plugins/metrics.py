@@ -57,7 +57,7 @@ class _Running:
         self.others = [(name, metric) for name, metric in rest if not _needs_no_care(metric)]
 
     def begin(self, saved: Any, sums: bool) -> None:
-        """Start from nothing, or from what `state_dict` returned; ``sums``: the losses are sums."""
+        """Start empty, or from the result of `state_dict`; ``sums``: the losses are sums."""
         self.fed = self.placed = False
         for _, mean in self.means:
             mean.sums = sums and isinstance(mean, Loss)
@@ -85,8 +85,8 @@ class _Running:
         if lacking and self.fed and not self.told:
             self.told = True
             warn(
-                f"metric {', '.join(lacking)} has no state_dict, and no checkpoint holds what it has taken in: in an "
-                f"epoch that is resumed it is of the rest alone. Give it state_dict and load_state_dict"
+                f"metric {', '.join(lacking)} has no state_dict, and no checkpoint holds its values: in an "
+                f"resumed epoch it covers only the rest. Give it state_dict and load_state_dict"
             )
 
 
@@ -99,7 +99,7 @@ class Metrics(Shown):
             has its own copy. The mean loss is always there as ``"loss"``.
         phase: The name of the one phase whose metrics these are. The plugin is then called ``"metrics_<phase>"`` and
             stands beside the ``Metrics`` of all phases, which has the loss.
-        named: The same, under a name of your own.
+        named: The same, under your own name.
 
     A metric is a number, ``"val/f1"``; or several: a vector is ``"val/f1/0"``, ``"val/f1/1"``, ... or has the names
     that the metric's ``labels`` list, a mapping has its own; or a matrix, which is logged as a `loopkit.logs.Table`, is
@@ -110,9 +110,9 @@ class Metrics(Shown):
     need them. An average counts each step with ``step.weight``, which is its number of samples unless the phase sets
     it, for example to a number of tokens.
 
-    Where several processes train together, each accumulates its own batches. What they have is merged at the end of the
-    epoch, by rank and in one exchange, so that all have the same values: those of all batches, exactly for counts, and
-    up to the order of the sums for means. A metric of your own then needs ``merge``, as in `loopkit.metrics.Metric`.
+    Where several processes train together, each accumulates its own batches. Their states are merged at the end of the
+    epoch, by rank and in one exchange, so that all have the same values: of all batches, exactly for counts, and
+    up to the order of the sums for means. Your own metric then needs ``merge``, as in `loopkit.metrics.Metric`.
 
     Raises:
         PluginError: Two metrics have one name, or something is no metric; when an epoch begins, no phase is called
@@ -166,7 +166,7 @@ class Metrics(Shown):
             return name if isinstance(name, str) else type(metric).__name__.lower(), metric
         if not callable(metric):
             given = f"{name}={metric!r}" if name else repr(metric)
-            hint = "; an argument's name is that of a metric, Metrics(top5=TopK(5))" if name else "; Accuracy() is one"
+            hint = "; an argument's name names a metric, Metrics(top5=TopK(5))" if name else "; Accuracy() is one"
             raise PluginError(f"Metrics({given}): it is neither a function nor has it update, compute and reset{hint}")
         metric = FunctionMetric(metric, name)
         if metric.name == "<lambda>":
@@ -438,7 +438,7 @@ def _try(name: str, metric: Any, fed: bool = False) -> None:
 
 
 def _is_blank(value: Any) -> bool:
-    """Whether it does not say what a value will be once something is taken in."""
+    """Whether a value is still undefined, before any batch."""
     if isinstance(value, Mapping):
         return not value or any(map(_is_blank, value.values()))
     return value is None or (isinstance(value, Tensor) and not value.numel())

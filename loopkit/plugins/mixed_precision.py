@@ -135,7 +135,7 @@ class MixedPrecision(Shown):
         if kinds == {torch.float64} and self._dtype != torch.float32:
             warn(
                 f"MixedPrecision: the parameters of model {name!r} are float64, which autocast leaves as they are, so "
-                f"nothing of it runs in {self.dtype}: keep the model in float32, model.float(), or drop the plugin"
+                f"it does not run in {self.dtype}: keep the model in float32, model.float(), or drop the plugin"
             )
         self._device = next((p.device.type for m in learner.models.values() for p in m.parameters()), "cpu")
         if self._dtype == "auto":

@@ -192,7 +192,7 @@ class Progress(Shown):
                 bar.late.send(plugin.peek(epoch.name))
 
     def _write_inside(self, learner: Learner, epoch: Epoch, values: Mapping[str, float]) -> None:
-        """Write a line of what there is in the midst of a training epoch."""
+        """Write a line of values in the middle of a training epoch."""
         if learner.world.rank != 0:
             return
         planned = None if (fit := learner.current) is None else fit.result.planned.epochs
@@ -361,7 +361,7 @@ class _Output:
 
 
 def _reader_is_gone(stream: Any) -> bool:
-    """Whether a stream is a pipe that nobody can read any more."""
+    """Whether a stream is a pipe without a reader."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)

@@ -35,8 +35,8 @@ class SanityCheck(Shown):
 
     Before the first step of a training phase: a model without trainable parameters, optimizers that cover none of
     them (some of them: a warning), a parameter in two optimizers. Within the first step, before its backward: outputs
-    and targets that a loss of torch would broadcast against each other (a warning where the phase or the loss is one
-    of your own, which may reshape them); under torch's cross-entropy and negative log-likelihood, targets that are none
+    and targets that a loss of torch would broadcast against each other (a warning where the phase or the loss is
+    your own, which may reshape them); under torch's cross-entropy and negative log-likelihood, targets that are none
     of the classes, and, as a warning, outputs of a softmax before the cross-entropy; under autocast, weights that
     change through ``.data`` between two forwards, which autocast does not see.
 
@@ -48,8 +48,8 @@ class SanityCheck(Shown):
     never an extra forward or batch.
 
     Args:
-        checks: Functions of your own, called with the learner before the first step of each training phase. What one
-            returns, a sentence, or raises is an error.
+        checks: Your own functions, called with the learner before the first step of each training phase. A returned
+            sentence or a raised exception becomes an error.
     """
 
     name = "sanity_check"
@@ -101,7 +101,7 @@ class SanityCheck(Shown):
         if learner.world.rank == 0:
             warn(
                 f"every rate of optimizer {name!r} ({type(learner.optimizers[name]).__name__}) is 0 in the whole fit, "
-                f"so it trains nothing: give it a rate, as in learner.optimizer.param_groups[0]['lr'] = 0.01, or a new "
+                f"so it does not train: give it a rate, as in learner.optimizer.param_groups[0]['lr'] = 0.01, or a new "
                 f"optimizer, learner.set_optimizer(...). A schedule may have ended at 0"
             )
 
@@ -138,7 +138,7 @@ class SanityCheck(Shown):
                 _check_classes(learner, phase, outputs, targets, loss)
 
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
-        """In a recorded step there is nothing to check: it is never the first."""
+        """A recorded step needs no check: it is never the first."""
         return (lambda step: torch.ones((), dtype=torch.bool)) if hook == "loss_begin" else None
 
     @hookimpl
@@ -225,7 +225,7 @@ def _check_coverage(learner: Learner) -> None:
     }
     trainable = [p for p in names if p.requires_grad]
     if not trainable:
-        raise PhaseError(f"none of the {len(names)} parameters requires grad: there is nothing to train")
+        raise PhaseError(f"none of the {len(names)} parameters requires grad, so training has no effect")
     owners: dict[Tensor, str] = {}
     for name, optimizer in learner.optimizers.items():
         for p in params_of(optimizer):

@@ -40,7 +40,7 @@ KEY = re.compile(r"\w+(\[\d+\])?")
 class Schedule(Shown):
     """Multiply each parameter group's own rate, or another value, by a schedule.
 
-    Update k (from 0) runs with ``base * schedule(k)``, where ``base`` is the group's own value: what it held when the
+    Update k (from 0) runs with ``base * schedule(k)``, where ``base`` is the group's own value from when the
     plugin first saw it, so that the ratios between groups survive. A new optimizer has its own; if you change the value
     between two fits, the new one is the base, and in a fit that is resumed the base changes by the same ratio. If the
     plugin is removed or replaced, the base is put back. Skipped updates do not count. A group added during a fit joins
@@ -50,7 +50,7 @@ class Schedule(Shown):
         schedule: A function ``k -> factor``, such as the ones in `loopkit.schedules`. One without a length, such as
             ``cosine()``, spans the whole fit (each fit anew), which then needs a length: ``epochs`` and data with
             ``len()``, or ``max_updates``. The length is counted for phases that update each optimizer once per window;
-            a warning says so where there are more updates.
+            with more updates there is a warning.
         key: The hyperparameter in ``optimizer.param_groups``, such as ``"lr"``, ``"momentum"``, ``"weight_decay"``;
             ``"betas[0]"`` is the first of a tuple. Groups that do not have it stay as they are.
         attribute: Instead of a key, an attribute of modules, as a pattern: ``"*.dropout.p"``.
@@ -63,7 +63,7 @@ class Schedule(Shown):
         name: The plugin's name; by default ``"schedule"``, with the key for another one than ``"lr"``.
 
     Raises:
-        PluginError: An option is out of range, or (before the first step) a pattern matches nothing.
+        PluginError: An option is out of range, or (before the first step) a pattern has no match.
         ValueError: The schedule spans the whole fit, whose length cannot be known.
 
     Example::
@@ -244,7 +244,7 @@ class Schedule(Shown):
             write(value if self._absolute else base * value)
 
     def _find(self, learner: Learner) -> None:
-        """Find the places that the value goes to, and what they hold of their own."""
+        """Find the places of the value, and their own values."""
         chosen = self._chosen(learner)
         self._places = self._found(learner, chosen)
         self._leader = next(iter(chosen), "")
@@ -396,7 +396,7 @@ class TorchSchedule(Shown):
     Raises:
         PluginError: The scheduler belongs to another optimizer, or is ``ReduceLROnPlateau`` (use `Plateau`).
 
-    Somebody else who steps the scheduler, too, gets a warning with the line, once. Functions that a scheduler was given
+    If other code also steps the scheduler, there is a warning with its line, once. Functions that a scheduler was given
     (as ``LambdaLR``) are not saved; objects with ``__call__`` are saved by their attributes.
 
     Example::
@@ -430,7 +430,7 @@ class TorchSchedule(Shown):
         self._stepping = self._bound = False
         self._leader = ""
         self._kept = KeptValues()
-        """The optimizer's own values of what the scheduler sets."""
+        """The optimizer's own values of the hyperparameters that the scheduler sets."""
 
     def _check(self, scheduler: Any) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -536,7 +536,7 @@ class TorchSchedule(Shown):
 
     def _name(self, learner: Learner) -> str:
         if self._optimizer is None and len(learner.optimizers) > 1:
-            raise PluginError(f"plugin {self.name!r}: say which, optimizer=... ({', '.join(learner.optimizers)})")
+            raise PluginError(f"plugin {self.name!r}: choose one with optimizer=... ({', '.join(learner.optimizers)})")
         return self._optimizer or next(iter(learner.optimizers), "optimizer")
 
     def _watch(self, scheduler: LRScheduler) -> None:
@@ -603,7 +603,7 @@ class TorchSchedule(Shown):
         return {**made, KEPT: {"own": dict(self._kept.own), "left": dict(left)}}
 
     def _plain(self, value: Any, path: str) -> Any:
-        """A copy made of what a state can hold."""
+        """A copy in types that a state can hold."""
         if isinstance(value, Tensor):
             return value.detach().clone()
         if isinstance(value, Mapping) and all(isinstance(key, (str, int)) for key in value):
@@ -654,7 +654,7 @@ class Plateau(Shown):
     """Lower the learning rate when a metric no longer improves: torch's ``ReduceLROnPlateau``.
 
     It looks at the metric whenever its phase has ended and something was trained since it last did, so that an
-    ``evaluate`` after the fit changes nothing. A metric that is not a number is never the best; 0.0 can be.
+    ``evaluate`` after the fit has no effect. A metric that is not a number is never the best; 0.0 can be.
 
     Args:
         monitor: The metric, such as ``"val/loss"``.

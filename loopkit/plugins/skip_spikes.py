@@ -28,7 +28,7 @@ class SkipSpikes(Shown):
     which applies it to gradient norms), on the loss and over a window; std is the population's, and at least 1 % of the
     mean's absolute value. The first ``warmup`` losses are all good. After ``max_skips`` spikes in a row the loss has a
     new level: the next step is taken, and the warm-up begins again. A loss that is infinite or not a number is left to
-    `StopOnNonFinite`. Each phase has losses of its own; in a step with several backwards the first one counts. Batches
+    `StopOnNonFinite`. Each phase has its own losses; in a step with several backwards the first one counts. Batches
     that were passed over have still moved running statistics.
 
     Processes that share their gradients decide alike, by the mean of their losses: that takes one reduction of one
@@ -48,7 +48,7 @@ class SkipSpikes(Shown):
     name = "skip_spikes"
     per_process = ()  # it talks to the others
     syncs = ("backward_begin", "step_end")
-    """On the CPU reading the loss waits for nothing; on an accelerator it must be asked for."""
+    """On the CPU reading the loss does not wait; on an accelerator it must be asked for."""
 
     def __init__(
         self, threshold: float = 5.0, *, window: int = 100, warmup: int = 20, max_skips: int = 5, wait: bool = False

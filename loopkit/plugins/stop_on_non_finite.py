@@ -37,10 +37,10 @@ class StopOnNonFinite(Shown):
     """Raise `NonFiniteError` when a loss, or a gradient, is nan or infinite.
 
     A loss is looked at as its backward begins. On the CPU the error comes before the optimizer moves, so the parameters
-    are those of the last good update. On an accelerator losses and gradients are read when they have arrived, so that
-    no step waits: the error comes some steps later, by the end of the epoch at the latest, and says between which steps
-    it was; updates since then have used it, unless ``gradients=True`` and the optimizer is fused: it skips them on the
-    device. Until the numbers have arrived `suspect` says so; what saves the parameters calls `settle` first.
+    are as after the last good update. On an accelerator losses and gradients are read when they have arrived, so that
+    no step waits: the error comes some steps later, by the end of the epoch at the latest, and names the steps between
+    which it was; updates since then have used it, unless ``gradients=True`` and the optimizer is fused: it skips them
+    on the device. Until the numbers have arrived `suspect` is true; plugins that save parameters call `settle` first.
 
     In a phase with ``own_updates`` it looks at ``step.loss`` as each step ends, after the phase's updates. There the
     other policies, and ``gradients=True``, raise when the fit begins.
@@ -51,8 +51,8 @@ class StopOnNonFinite(Shown):
       update with a bad gradient is skipped, and training continues as if the batches of its window had not been there;
       ``update_skipped`` comes instead of ``update_end``.
     - ``"rollback"``: the step is cancelled, open windows are dropped, and parameters, buffers and the state of the
-      optimizers go back to a copy in memory, with what optimizers of other packages keep in their parameter groups.
-      Counters, options that a plugin changes, the data and other plugins (schedules,
+      optimizers go back to a copy in memory, with values that optimizers of other packages keep in their parameter
+      groups. Counters, options that a plugin changes, the data and other plugins (schedules,
       averages) do not go back.
 
     With both, buffers (running statistics) go back to what they were before the step or window; random generators do
@@ -83,7 +83,7 @@ class StopOnNonFinite(Shown):
     provides = "non_finite"
     per_process = ()  # it talks to the others
     syncs = ("backward_begin", "update_begin", "step_begin")
-    """Reads one number in these hooks; on the CPU that waits for nothing."""
+    """Reads one number in these hooks; on the CPU without waiting."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class StopOnNonFinite(Shown):
             )
 
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
-        """A function that returns, in a recorded step, whether a hook has nothing to do: all values are finite."""
+        """A function that returns, in a recorded step, whether a hook can be skipped: all values are finite."""
         if hook == "backward_begin":
             return lambda step: torch.isfinite(step.loss)
         if hook == "update_begin":
@@ -366,7 +366,7 @@ class StopOnNonFinite(Shown):
 
     @staticmethod
     def _warns(learner: Learner) -> bool:
-        """Whether this process warns of what all see."""
+        """Whether this process warns for all."""
         return learner.world.rank == 0 or not must_agree(learner)
 
     def _skip(self, learner: Learner, what: str, warns: bool, before: Buffers) -> None:

@@ -22,7 +22,7 @@ def throttle(
 
     Hooks of a step (its events and ``step_context``) are called on the first step and then on every ``every``-th,
     or once at least ``seconds`` have passed; all hooks of one step go together, and each phase has its own count. Steps
-    in which the plugin has nothing to do, such as steps without an update for a plugin of ``update_begin``, do not
+    in which the plugin is idle, such as steps without an update for a plugin of ``update_begin``, do not
     count. Or a function decides in which steps. Hooks of epochs and fits, replacements and transforms are always
     called.
 
@@ -98,7 +98,7 @@ class _Throttled:
             if self._seconds is not None and learner.world.size > 1:
                 raise PluginError(
                     f"throttle(seconds={self._seconds!r}) of plugin {self.name!r}: each of {learner.world.size} "
-                    f"processes has a clock of its own, and they would call it in different steps: give a number of "
+                    f"processes has its own clock, and they would call it in different steps: give a number of "
                     f"steps, every=..."
                 )
             if self._when is not None:

@@ -36,9 +36,9 @@ class WeightAverage(Shown):
     Predictions use it, too. After an applied update of an optimizer that owns a parameter of a model, the whole model
     is averaged, by one foreach call for each device and dtype. The average is bitwise equal to torch's
     ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))``, or with ``decay=None`` of
-    ``multi_avg_fn=get_swa_multi_avg_fn()``, from ``torch.optim.swa_utils``. ``AveragedModel(model)`` alone computes
-    otherwise on the CPU, and differs by rounding. A skipped update moves nothing. With two optimizers over one model
-    each of their updates counts.
+    ``multi_avg_fn=get_swa_multi_avg_fn()``, from ``torch.optim.swa_utils``. ``AveragedModel(model)`` without it
+    computes otherwise on the CPU, and differs by rounding. A skipped update does not move the average. With two
+    optimizers over one model each of their updates counts.
 
     Args:
         decay: Exponential: ``average = decay * average + (1 - decay) * parameters``, from 0 to below 1. None: the equal
@@ -61,18 +61,18 @@ class WeightAverage(Shown):
     The first average is a copy of the parameters; until then there is none, and epochs use the parameters themselves.
 
     In epochs of phases that do not train, the average is in the place of the parameters: each parameter keeps its
-    identity, so optimizers do not notice, and nothing is copied (of sharded ones, each process's part is). On leaving,
+    identity, so optimizers do not notice, without a copy (of sharded ones, each process's part is copied). On leaving,
     whatever was raised, the parameters are back bitwise. A training phase inside such an epoch trains the
     parameters, not the average. Recorded addresses of parameters (CUDA graphs) are not valid during such an epoch.
 
     ``update_bn`` costs one forward pass over its data, in train mode, before the first use after the average has moved;
-    a model without batch norm costs nothing. It equals ``torch.optim.swa_utils.update_bn``, and leaves torch's random
-    generators as they were; a loader that keeps its own count of epochs is one further, so give it one of its own. The
+    a model without batch norm has no cost. It equals ``torch.optim.swa_utils.update_bn``, and leaves torch's random
+    generators as they were; a loader that keeps its own count of epochs advances by one, so give it a separate one. The
     batches go through ``move_batch`` and the prediction phase's ``unpack`` and ``forward``, but not through contexts of
     plugins such as autocast. Under several processes each estimates from its own data.
 
     When the parameters were changed after a fit by anything else than an update, such as restoring the best ones, the
-    average no longer belongs to them: the next epoch or fit drops it and starts from nothing.
+    average no longer belongs to them: the next epoch or fit drops it and starts again.
 
     Memory: one copy of the parameters, in their dtype; under float16 or bfloat16 a slow average is rounded away.
 
@@ -81,7 +81,7 @@ class WeightAverage(Shown):
         EmptyDataError: ``update_bn`` holds no batch.
 
     Source: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging" (1992); Izmailov et al.,
-    "Averaging Weights Leads to Wider Optima and Better Generalization" (2018), algorithm 1; the warm-up is that of
+    "Averaging Weights Leads to Wider Optima and Better Generalization" (2018), algorithm 1; the warm-up is the one of
     TensorFlow's ``ExponentialMovingAverage(num_updates=...)``.
 
     Example::
@@ -227,7 +227,7 @@ class WeightAverage(Shown):
             name: The model's name, if there are several.
         """
         if name is None and len(learner.models) > 1:
-            raise PluginError(f"plugin {self.name!r}: say which model's state: {', '.join(learner.models)}")
+            raise PluginError(f"plugin {self.name!r}: choose a model's state:  {', '.join(learner.models)}")
         name = next(iter(learner.models)) if name is None else name
         if name not in learner.models:
             known = ", ".join(learner.models)
@@ -237,7 +237,7 @@ class WeightAverage(Shown):
             return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
 
     def apply(self, learner: Learner) -> None:
-        """Copy the average into the parameters (and buffers), for good; what they were is lost."""
+        """Copy the average into the parameters (and buffers), for good; their old values are lost."""
         if self.in_place:
             raise PluginError(
                 f"plugin {self.name!r}: apply in an epoch that has the average in place; call it after it"
@@ -361,7 +361,7 @@ class WeightAverage(Shown):
         return {name: average.state_dict(swapped) for name, average in self._models.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         if self.in_place:
             raise PluginError(f"plugin {self.name!r}: load_state_dict in an epoch that has the average in place")
         self._models = {name: _Average.of(name, values) for name, values in state.items()}
@@ -380,7 +380,7 @@ class _Average:
         self.fresh = False
         """Whether there was an update since the last average."""
         self.tensors: dict[str, Tensor] = {}
-        """Averaged parameters and buffers by name; while they are in place, what they have replaced."""
+        """Averaged parameters and buffers by name; while they are in place, the replaced tensors."""
         self.left: list[str] = []
         """Names of tensors that cannot be averaged, such as quantized weights: their class has no such arithmetic."""
         self.bn: dict[str, Tensor] = {}
@@ -466,7 +466,7 @@ class _Average:
         self.count += 1
 
     def state_dict(self, swapped: Mapping[int, Tensor]) -> dict[str, Any]:
-        """The counts, and copies of the averages; where they are, by the id of what they have replaced."""
+        """The counts, and copies of the averages; where they are, by the id of the replaced tensor."""
         return {
             "updates": self.updates,
             "count": self.count,
@@ -477,7 +477,7 @@ class _Average:
 
     @classmethod
     def of(cls, name: str, state: dict[str, Any]) -> _Average:
-        """Made from what `state_dict` returned."""
+        """Made from the result of `state_dict`."""
         average = cls(name)
         average.updates, average.count, average.fresh = state["updates"], state["count"], state["fresh"]
         average.tensors = {key: tensor.detach().clone() for key, tensor in state["tensors"].items()}
@@ -491,7 +491,7 @@ def _live(model: nn.Module, use_buffers: bool) -> dict[str, Tensor]:
 
 
 def _can_move(tensor: Tensor, function: Any) -> bool:
-    """Whether an average can take in a tensor; those of torch's own classes always can."""
+    """Whether an average can take in a tensor; torch's own classes always can."""
     live = tensor.detach()
     if type(live) is Tensor or sharded.is_sharded(live):
         return True

@@ -180,7 +180,7 @@ def test_lock_without_content_is_taken_over_and_junk_is_respected(tmp_path):
     with Lock(tmp_path):
         pass
     (tmp_path / ".lock").write_text("[" * 10_000)
-    with pytest.raises(CheckpointError, match="does not say by whom"):
+    with pytest.raises(CheckpointError, match="does not name its owner"):
         Lock(tmp_path).acquire()
 
 

@@ -191,7 +191,7 @@ def test_save_weights_refuses_extra_state_lazy_parameters_and_wrong_suffixes(tmp
             return {"calls": 3}
 
     path = tmp_path / "a.safetensors"
-    with pytest.raises(StateError, match="1 keeps state of its own"):
+    with pytest.raises(StateError, match="1 keeps its own state"):
         save_weights(nn.Sequential(nn.Linear(1, 1), Counting(1, 1)), path)
     with pytest.raises(StateError, match="weight"):
         save_weights(nn.LazyLinear(1), path)
@@ -402,7 +402,7 @@ def test_load_weights_failure_while_copying_puts_everything_back(rename: dict[st
         load_weights(model, given, rename=rename, freeze=True)
     assert_equal(values(model), before)
     assert all(parameter.requires_grad for parameter in model.parameters())
-    assert "nothing was loaded" in "".join(caught.value.__notes__)
+    assert "no tensor was loaded" in "".join(caught.value.__notes__)
 
 
 def test_load_weights_two_layers_can_change_places() -> None:
@@ -495,7 +495,7 @@ def test_load_weights_positional_assigns_what_is_unique() -> None:
     report = load_weights(model, given, positional=True)
     assert report.positional == {"weight": "other.0", "bias": "other.1"}
     assert torch.equal(model.weight, given["other.0"])
-    assert "2 by shape alone: other.0 -> weight, other.1 -> bias" in str(report)
+    assert "2 only by shape: other.0 -> weight, other.1 -> bias" in str(report)
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -541,7 +541,7 @@ def test_load_weights_wrapped_names_get_a_hint_that_works(wrap: Callable[[str], 
     with pytest.raises(StateError) as caught:
         load_weights(model, given)
     assert hint in str(caught.value)
-    argument = str(caught.value).split("nothing was loaded: ")[1]
+    argument = str(caught.value).split("no tensor was loaded: ")[1]
     options = eval(f"dict({argument[argument.index(hint.split('=')[0] + '=') :].split(' would')[0]})")
     load_weights(model, given, **options)
     assert_equal(values(model), values(Net(seed=1)))

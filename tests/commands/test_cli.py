@@ -244,7 +244,7 @@ def test_plugins_lists_names_versions_and_first_lines(tmp_path, monkeypatch, cap
     def listed():
         """The exit code, and the lines but for those of loopkit's own plugins."""
         code, lines, _ = run(capsys, "plugins")
-        lines.remove("`loopkit plugins NAME` says what one does, and its options")
+        lines.remove("`loopkit plugins NAME` describes one, with its options")
         own = lines.index(f"loopkit-engine {loopkit.__version__}")
         last = next((i for i, line in enumerate(lines) if i > own and line[:2] != "  "), len(lines))
         return code, [re.sub("(?<=[^ ])  +", "  ", line) for line in lines[:own] + lines[last:]]

@@ -952,7 +952,7 @@ def test_seeded_refuses_what_has_no_samples_by_index() -> None:
         (([1, 2, 3],), "tensor '0' is list.*, not a tensor: torch.as_tensor"),
         (((torch.zeros(3), torch.zeros(3)),), r"tensor '0' is tuple.*TensorLoader\(\*tensors"),
         ((torch.zeros(3), {"x": torch.zeros(3)}), "tensor '1' is dict"),
-        (({"x": torch.zeros(3)}, torch.zeros(3)), "one mapping of tensors alone"),
+        (({"x": torch.zeros(3)}, torch.zeros(3)), "one mapping of tensors, or only tensors"),
         ((torch.zeros(3), None), "tensor '1' is NoneType"),
         ((torch.tensor(1.0),), "tensor '0' has no dimension"),
         ((torch.zeros(3), torch.zeros(4, 3)), "different numbers of samples .*: '0' has 3, '1' has 4"),

@@ -747,7 +747,7 @@ def test_buffers_are_those_of_rank_0_in_each_synced_step():
 
 def different_at_once(rank, plugin):
     model = nn.Linear(6, 3 + rank)
-    with pytest.raises(WorldError, match="model 'model' of rank 1 is not that of rank 0") as caught:
+    with pytest.raises(WorldError, match="model 'model' of rank 1 differs from rank 0") as caught:
         make_learner(plugin(), model=model)
     return str(caught.value)
 

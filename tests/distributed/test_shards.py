@@ -287,7 +287,7 @@ def test_a_part_of_a_part_is_refused() -> None:
         TensorLoader(torch.arange(9), batch_size=2).shard(0, 2).shard(0, 2)
     with pytest.raises(LoaderError, match="it is one of 2 parts already"):
         ResumableSampler(9).shard(0, 2, batch_size=2).sampler.shard(0, 2, batch_size=2)
-    with pytest.raises(LoaderError, match="not that of a part"):
+    with pytest.raises(LoaderError, match="the sampler is not a part"):
         ResumableBatchSampler(ResumableSampler(9))
 
 
@@ -466,7 +466,7 @@ def test_a_state_without_what_was_consumed_is_refused() -> None:
     state = part.state_dict()
     del state["consumed"]
     for loader in (part, tensors(40, 4, 4)[0]):
-        with pytest.raises(LoaderError, match="no consumed in the state"):
+        with pytest.raises(LoaderError, match="the state has no consumed"):
             loader.load_state_dict(state)
 
 

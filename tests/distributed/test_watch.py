@@ -143,7 +143,7 @@ def test_a_hanging_process_is_named_within_the_timeout(tmp_path):
     assert text.startswith("rank 0: rank 1 does not take part in the call that the others wait for: for ")
     assert re.search(r"rank 0: step 2, line \d+ of distributed_c10d.py, all_reduce; rank 1: step 2, line", text)
     assert re.search(r"of test_watch.py, sleeping\)", text)
-    assert text.endswith(f". What rank 0 exchanged last is in {tmp_path}/rank_0.json")
+    assert text.endswith(f". The last exchanges of rank 0 are in {tmp_path}/rank_0.json")
     last = json.loads((tmp_path / "rank_0.json").read_text())["entries"][-1]
     assert (last["profiling_name"], last["input_sizes"]) == ("gloo:all_reduce", [[1]])
 
@@ -195,7 +195,7 @@ def test_a_process_that_hangs_ends_when_another_one_failed():
     assert waiting.code == 1
     assert re.search(
         r"loopkit: rank 0 has hung for \d+\.\d s \(in the loop\) and ends now, because rank 1 failed \(in the loop\): "
-        r"ValueError: the data is bad\. What rank 0 exchanged last is in .*rank_0\.json\n",
+        r"ValueError: the data is bad\. The last exchanges of rank 0 are in .*rank_0\.json\n",
         waiting.output,
     )
 

@@ -154,7 +154,7 @@ def test_checkpoint_whose_files_are_all_those_of_another_is_not_loaded(run):
         swap_with_older(newest, name, older)
     learner, _ = make()
     before = copy.deepcopy(learner.state_dict())
-    with pytest.raises(CorruptCheckpointError, match=r"manifest\.json says number 1: .* files exchanged"):
+    with pytest.raises(CorruptCheckpointError, match=r"manifest\.json has number 1: .* files exchanged"):
         checkpoint.load(learner, newest)
     with pytest.raises(CorruptCheckpointError, match="files exchanged"):
         checkpoint.load_weights(learner.model, newest)

@@ -112,7 +112,7 @@ def test_lock_of_a_run_that_was_killed_while_it_took_it_is_taken_over(tmp_path, 
     with Lock(tmp_path):
         assert (tmp_path / ".lock").read_text().endswith("}")
     (tmp_path / ".lock").write_text("not by us")
-    with pytest.raises(CheckpointError, match="does not say by whom"):
+    with pytest.raises(CheckpointError, match="does not name its owner"):
         Lock(tmp_path).acquire()
 
 

@@ -339,7 +339,7 @@ def test_list_fits_a_terminal(counter, monkeypatch, capsys):
     *lines, last = capsys.readouterr().out.splitlines()
     assert max(map(len, [*lines, last])) <= 80
     assert any(line.startswith("  checkpoint  ") and line.endswith("...") for line in lines)
-    assert "`loopkit plugins NAME` says what one does, and its options" in [*lines, last]
+    assert "`loopkit plugins NAME` describes one, with its options" in [*lines, last]
 
 
 def test_list_shows_the_first_lines_of_what_ships_whole(monkeypatch, capsys):
@@ -386,7 +386,7 @@ def test_plugin_of_a_distribution_that_is_not_installed_says_where_it_is(name, m
 
 @pytest.mark.parametrize("name", ["", ":", "x:", "nothing_like_it", "loopkit:nothing_like_it"])
 def test_unknown_name(name):
-    with pytest.raises(PluginError, match=r"no plugin called .* is installed: `loopkit plugins` lists those that are"):
+    with pytest.raises(PluginError, match=r"no plugin called .* is installed: `loopkit plugins` lists the"):
         loopkit.load_plugin(name)
     with pytest.raises(PluginError, match="3 is no name of a plugin"):
         loopkit.load_plugin(3)

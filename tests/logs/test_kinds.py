@@ -69,7 +69,7 @@ def test_value_of_a_boolean_is_one_or_zero() -> None:
         (np.zeros(3), r"log a scalar"),
         (torch.tensor(1j), r"log a real number, such as \.abs\(\)"),
         ("0.5", r"log Text\(\.\.\.\)"),
-        (None, r"log nothing where there is no value, or float\('nan'\)"),
+        (None, r"log only where there is a value, or float\('nan'\)"),
         ({"a": 1}, r"log its values one by one, or Hyperparameters"),
         (object(), r"log a number, a scalar tensor or a kind"),
         (1j, r"log a number"),

@@ -86,7 +86,7 @@ def test_log_keeps_kinds_as_they_are() -> None:
         (torch.tensor(1j), r"\.abs\(\)"),
         (torch.tensor(1.0, device="meta"), r"has no value: log a tensor of another device"),
         ("0.5", r"log Text\(\.\.\.\)"),
-        (None, r"log nothing where there is no value"),
+        (None, r"log only where there is a value"),
         ([1.0], r"log a number, a scalar tensor or a kind"),
         (Histogram, r"Histogram is a class"),
     ],

@@ -73,7 +73,7 @@ def test_phases_that_log_one_name_can_be_told_apart(tmp_path: Path) -> None:
 def test_phase_that_has_not_logged_a_name_is_said_with_what_is_near(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(LINE)
     with pytest.raises(
-        LogError, match=r"no 'a' of the phase 'trian' \(did you mean 'train'\?\); it has that of 'train'$"
+        LogError, match=r"no 'a' of the phase 'trian' \(did you mean 'train'\?\); it has it for 'train'$"
     ):
         read_log(tmp_path).values("a", "trian")
 

@@ -138,12 +138,12 @@ def test_weights_only_in_a_validation_saves_the_models_own_weights(tmp_path):
 
 
 def test_no_run_goes_on_from_weights_only(tmp_path):
-    with pytest.raises(PluginError, match="weights_only=True saves nothing that resume='auto' could go on from"):
+    with pytest.raises(PluginError, match="resume='auto' cannot resume from weights_only=True"):
         alone(tmp_path, resume="auto")
     alone(tmp_path).fit(batches(1), epochs=1)
-    with pytest.raises(CheckpointError, match=r"holds weights alone, .* load_weights and load_best read them"):
+    with pytest.raises(CheckpointError, match=r"holds only weights, .* load_weights and load_best read them"):
         make_learner(Checkpoint(tmp_path, resume="auto")).fit(batches(1), epochs=1)
-    with pytest.raises(CheckpointError, match="holds weights alone"):
+    with pytest.raises(CheckpointError, match="holds only weights"):
         loopkit.checkpoint.load(make_learner(), tmp_path)
     with pytest.raises(CheckpointError, match="holds checkpoints of another run"):
         alone(tmp_path).fit(batches(1), epochs=1)
@@ -189,7 +189,7 @@ def test_pause_that_saves_weights_alone_says_that_no_run_goes_on(also_whole, tmp
         learner.fit(batches(3), epochs=1)
     said = [str(each.message) for each in caught]
     assert len(said) == (not also_whole)
-    assert also_whole or "no run goes on from Checkpoint(weights_only=True)" in said[0]
+    assert also_whole or "no run resumes from Checkpoint(weights_only=True)" in said[0]
     assert [reason for *_, reason in found(tmp_path / "w")] == ["asked for"]
 
 
@@ -554,7 +554,7 @@ def test_load_best_refuses_other_models_and_changes_nothing(tmp_path):
         loopkit.checkpoint.load_best(Learner({"a": one, "b": nn.Linear(3, 1)}, nn.MSELoss()), tmp_path)
     other = make_learner(model=nn.Linear(3, 2))
     before = other.model.weight.clone()
-    with pytest.raises(StateError, match="nothing was loaded"):
+    with pytest.raises(StateError, match="no tensor was loaded"):
         loopkit.checkpoint.load_best(other, tmp_path)
     assert torch.equal(other.model.weight, before)
 
@@ -655,7 +655,7 @@ def test_options_out_of_range_are_refused(options, tmp_path):
     ids=str,
 )
 def test_options_of_the_best_without_a_metric_are_refused(options, message, tmp_path):
-    with pytest.raises(PluginError, match=f"{message}, and no metric says .* give best='val/loss'"):
+    with pytest.raises(PluginError, match=f"{message}, and no metric defines .* give best='val/loss'"):
         Checkpoint(tmp_path, **options)
 
 
@@ -1522,7 +1522,8 @@ def test_resume_with_another_version_warns_and_goes_on(name, distribution, tmp_p
     distribution("1.1", name)
     learner = make_learner("versioned", Checkpoint(tmp_path / "run", resume="auto"))
     message = (
-        rf"other versions of plugins: 'versioned': versioned-plugins 1\.0 then, {name} 1\.1 now\. It may go on diff"
+        rf"other versions of plugins: 'versioned': versioned-plugins 1\.0 then, {name} 1\.1 now\. The run may "
+        rf"continue diff"
     )
     with pytest.warns(UserWarning, match=message):
         learner.fit(batches(2), epochs=2)

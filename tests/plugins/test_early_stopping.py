@@ -226,8 +226,8 @@ def test_metric_of_which_nobody_says_when_it_is_better_is_refused_at_the_begin(m
     monkeypatch.chdir(tmp_path)
     plugin = make("val/score")
     text = (
-        f"plugin {plugin.name!r}: nothing says whether 'val/score' is better where it is lower or higher: "
-        f'say mode="min" or mode="max"'
+        f"plugin {plugin.name!r}: it is unknown whether 'val/score' is better where it is lower or higher: "
+        f'give mode="min" or mode="max"'
     )
     made = tiny_problem().learner(plugins=[plugin, Script(1.0)], standard=False)
     with pytest.raises(PluginError, match=re.escape(text)):
@@ -243,7 +243,7 @@ def test_criterion_that_does_not_go_by_a_mode_asks_for_none():
         EarlyStopping("val/score", criterion=criterion | Patience(9)),
         EarlyStopping("val/score", criterion=criterion, restore_best=True),
     ):
-        with pytest.raises(PluginError, match="nothing says whether"):
+        with pytest.raises(PluginError, match="it is unknown whether"):
             run(asks, Script(1.0))
 
 
@@ -251,7 +251,7 @@ def test_checkpoints_that_are_to_be_overwritten_stay_where_a_mode_is_missing(tmp
     tiny_problem().learner(plugins=[Checkpoint(tmp_path)], standard=False).fit(tiny_problem().train, epochs=1)
     before = {path.name for path in tmp_path.iterdir()}
     made = [Checkpoint(tmp_path, overwrite=True), EarlyStopping("val/score"), Script(1.0)]
-    with pytest.raises(PluginError, match="nothing says whether"):
+    with pytest.raises(PluginError, match="it is unknown whether"):
         tiny_problem().learner(plugins=made, standard=False).fit(tiny_problem().train, tiny_problem().val, epochs=1)
     assert {path.name for path in tmp_path.iterdir()} == before
 

@@ -278,7 +278,7 @@ def test_what_was_thawed_is_frozen_again_and_stays_so_over_a_state():
 def test_freeze_of_what_its_patterns_do_not_cover_is_refused():
     freeze = Freeze("encoder")
     learner_of(freeze)
-    with pytest.raises(PluginError, match="'head' covers nothing of encoder"):
+    with pytest.raises(PluginError, match="'head' covers none of encoder"):
         freeze.freeze("head")
 
 
@@ -337,7 +337,7 @@ def test_freeze_takes_a_state_before_it_has_a_model():
 
 def test_freeze_refuses_a_state_of_other_parameters():
     learner = learner_of(Freeze("encoder"))
-    with pytest.raises(PluginError, match=r"frozen parameters head\.weight are not among"):
+    with pytest.raises(PluginError, match=r"frozen parameters head\.weight are not frozen"):
         learner.plugins["freeze"].load_state_dict({"frozen": ["head.weight"], "thawed": []})
 
 

@@ -737,7 +737,7 @@ def test_metrics_refuse_a_lambda_without_a_name():
 def test_metrics_refuse_what_is_no_metric():
     with pytest.raises(PluginError, match=r"Metrics\('accuracy'\): it is neither .*; Accuracy\(\) is one"):
         Metrics("accuracy")
-    with pytest.raises(PluginError, match=r"Metrics\(name='scores'\): .*an argument's name is that of a metric"):
+    with pytest.raises(PluginError, match=r"Metrics\(name='scores'\): .*an argument's name names a metric"):
         Metrics(name="scores")
 
 

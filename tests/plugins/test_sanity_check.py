@@ -68,7 +68,7 @@ def test_frozen_parameters_need_no_optimizer():
 def test_model_without_trainable_parameters_is_refused_before_the_first_step():
     model = nn.Linear(3, 1).requires_grad_(False)
     learner = make_learner(SanityCheck(), model=model)
-    with pytest.raises(PhaseError, match="none of the 2 parameters requires grad: there is nothing to train"):
+    with pytest.raises(PhaseError, match="none of the 2 parameters requires grad, so training has no effect"):
         learner.fit(batches(3), epochs=1)
     assert learner.progress.steps == 0
 

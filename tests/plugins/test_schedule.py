@@ -753,7 +753,7 @@ def test_torch_schedule_counts_the_updates_of_its_optimizer():
 
 
 def test_torch_schedule_of_one_of_several_optimizers_needs_its_name():
-    with pytest.raises(PluginError, match=r"say which, optimizer=\.\.\. \(critic, generator\)"):
+    with pytest.raises(PluginError, match=r"choose one with optimizer=\.\.\. \(critic, generator\)"):
         two(TorchSchedule(SGD_TORCH)).fit(make_batches(2), epochs=1)
 
 

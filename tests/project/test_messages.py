@@ -213,7 +213,7 @@ def test_loss_function_and_optimizer_in_the_wrong_order():
             lambda: Checkpoint("runs/a", save_weights_only=True),
             r"Checkpoint has no argument 'save_weights_only': give weights_only=True",
         ),
-        (lambda: F1(classes=3), r"F1 has no argument 'classes': the outputs say how many classes there are"),
+        (lambda: F1(classes=3), r"F1 has no argument 'classes': the outputs give the number of classes"),
         (lambda: F1(averaged="macro"), r"did you mean 'average'"),
     ],
 )

@@ -33,7 +33,7 @@ class _SoftTargets(Shown):
             step.targets = step.own_targets
 
     def _probabilities(self, step: Any) -> Tensor:
-        """The targets as ``(batch, classes)``; those that the batch has are kept on the step."""
+        """The targets as ``(batch, classes)``; the step keeps the batch's own targets."""
         targets = step.targets
         if not isinstance(targets, Tensor) or targets.ndim != (2 if targets.is_floating_point() else 1):
             what = f"{targets.dtype} of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else repr(targets)
@@ -148,9 +148,9 @@ class LabelSmoothing(_SoftTargets):
     """Move a part of each target to all classes alike, only in training.
 
     Targets become ``(1 - smoothing) y + smoothing / classes``, after `Mixup` and `CutMix`. The loss must take
-    probabilities ``(batch, classes)`` as targets, as ``nn.CrossEntropyLoss`` does; it is then that of
-    ``nn.CrossEntropyLoss(label_smoothing=smoothing)``, which would smooth in validation, too. Metrics compare with the
-    batch's own targets.
+    probabilities ``(batch, classes)`` as targets, as ``nn.CrossEntropyLoss`` does; the loss then
+    equals ``nn.CrossEntropyLoss(label_smoothing=smoothing)``, which would smooth in validation as well. Metrics compare
+    with the batch's own targets.
 
     Args:
         classes: How many classes there are.

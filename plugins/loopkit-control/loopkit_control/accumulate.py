@@ -26,7 +26,7 @@ class Accumulate(Shown):
         schedule: Steps per update, by the number of updates from which on; it begins with 0.
         name: The plugin's name.
 
-    A schedule over a whole fit that has no ``updates`` of its own goes by the steps per update of its begin: give it
+    A schedule over a whole fit without its own ``updates`` uses the steps per update at its start: give it
     the number of updates.
 
     Raises:
@@ -46,7 +46,7 @@ class Accumulate(Shown):
         if any(isinstance(n, bool) or not isinstance(n, int) or n < least for n, least in numbers):
             raise PluginError(f"Accumulate({schedule!r}): it maps updates, from 0, to steps per update, from 1")
         if 0 not in schedule:
-            raise PluginError(f"Accumulate({schedule!r}): say how many steps from update 0 on, {{0: 1, ...}}")
+            raise PluginError(f"Accumulate({schedule!r}): give the steps per update from update 0 on, {{0: 1, ...}}")
         self.name = name
         self._learner: weakref.ref[Learner] | None = None
         self._given: int | None = None

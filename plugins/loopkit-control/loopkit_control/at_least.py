@@ -17,7 +17,7 @@ class AtLeast(Shown):
 
     The first one that was asked for takes effect then, with its reason, be it that the metric is better again; one for
     an infinite or undefined value waits, too. Limits of the fit, errors, pauses and
-    ``learner.stop`` of your own code, without ``by=``, are not put off. `loopkit.criteria.warmup` lets a criterion
+    ``learner.stop`` in your code, without ``by=``, are not put off. `loopkit.criteria.warmup` lets a criterion
     forget the first values instead.
 
     Args:

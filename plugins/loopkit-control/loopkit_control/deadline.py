@@ -23,9 +23,10 @@ class Deadline(Shown):
 
     Args:
         minutes: After so many minutes of a fit, counted in each process that starts.
-        at: At this time: a ``datetime``, or its text as in ``"2030-01-31T18:00"``, in local time unless it says which.
-        margin: Seconds to be left for saving, before each of these ends. With neither ``minutes`` nor ``at`` the end is
-            that of the SLURM job (``SLURM_JOB_END_TIME``); outside of one there is no deadline.
+        at: At this time: a ``datetime``, or its text as in ``"2030-01-31T18:00"``, in local time unless it names a time
+            zone.
+        margin: Seconds to be left for saving, before each of these ends. With neither ``minutes`` nor ``at`` this is
+            the end of the SLURM job (``SLURM_JOB_END_TIME``); outside of one there is no deadline.
         name: The plugin's name.
 
     Of several processes the first to see that the time has come pauses all, at the same step.

@@ -35,14 +35,14 @@ class MicroBatch(Shown):
         name: The plugin's name.
 
     A repeated step begins with the gradients, buffers and generators of the first attempt, so it is bitwise the step of
-    ``MicroBatch(n)`` for the size that fits. What a model keeps elsewhere is not put back. Batch norm and dropout see a
-    part at a time, which is not the same step as with the whole batch: a warning says so, once.
+    ``MicroBatch(n)`` for the size that fits. Values that a model keeps elsewhere are not restored. Batch norm and
+    dropout see a part at a time, which is not the same step as with the whole batch: a warning says so, once.
 
     Each process takes parts of the same size: with ``"auto"`` and `DDP` the processes compare, once in each step,
     whether it has fitted. `DDP` averages at ``update_begin`` then.
 
     Raises:
-        PluginError: The size is no count; a training phase has a ``step`` of its own; where parameters are sharded; or
+        PluginError: The size is no count; a training phase defines its own ``step``; where parameters are sharded; or
             ``"auto"`` of several processes whose batch norms are synced.
         PhaseError: A batch cannot be split, outputs cannot be joined, or the phase sets ``step.weight``.
 
@@ -72,7 +72,7 @@ class MicroBatch(Shown):
         if phase.training and type(phase).step is not TrainingPhase.step:
             raise PluginError(
                 f"plugin {self.name!r} takes the steps of TrainingPhase in parts, and {type(phase).__name__} has a "
-                f"step of its own: give smaller batches and Learner(accumulate=...)"
+                f"its own step: give smaller batches and Learner(accumulate=...)"
             )
         if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
             raise PluginError(
@@ -205,7 +205,7 @@ class _Start:
         self._generators = generators.save()
 
     def restore(self, step: Step) -> None:
-        """Put it back; what the attempt has left on the step is gone."""
+        """Put it back, and clear the values that the attempt left on the step."""
         for name in ("inputs", "targets", "outputs", "loss", "total_loss"):
             vars(step).pop(name, None)
         for p, grad in zip(self._params, self._grads, strict=True):
@@ -247,6 +247,6 @@ def _joined(values: Sequence[Any], what: str) -> Any:
         items = [_joined(list(item), what) for item in zip(*values, strict=True)]
         return type(one)(*items) if hasattr(one, "_fields") else type(one)(items)
     raise PhaseError(
-        f"step.{what} is {describe(one)}, of which MicroBatch cannot make that of the whole batch: it joins tensors "
+        f"step.{what} is {describe(one)}, and MicroBatch cannot join it over the parts of a batch: it joins tensors "
         f"with samples, in tuples, lists and mappings"
     )

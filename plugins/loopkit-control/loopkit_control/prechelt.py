@@ -52,7 +52,7 @@ class GeneralisationLoss(Criterion):
 class ProgressQuotient(GeneralisationLoss):
     """The generalisation loss is more than ``alpha`` times the progress that training still makes.
 
-    It looks at the last ``k`` training values whenever a value comes, and at nothing before there are ``k``. That is
+    It looks at the last ``k`` training values whenever a value comes, once there are ``k``. That is
     Prechelt's criterion exactly if values come every ``k`` epochs (``fit(validate=every(epochs=k))``), so that each is
     the end of a strip.
 

@@ -22,8 +22,8 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """torchrun's variables for a task of srun; a ``MASTER_ADDR`` or ``MASTER_PORT`` that is set stays.
 
     Args:
-        environ: The task's environment. Rank 0 is on the first host of ``SLURM_STEP_NODELIST``, as srun does it unless
-            ``--distribution`` says otherwise.
+        environ: The task's environment. Rank 0 is on the first host of ``SLURM_STEP_NODELIST``, as srun places it
+            unless ``--distribution`` changes that.
 
     Raises:
         WorldError: The environment is not from a task of srun.

@@ -20,7 +20,7 @@ class StopOn(Shown):
 
     It is asked with the mean over their steps. A run that diverges, or has reached its goal, ends in the middle of an
     epoch. `loopkit.plugins.EarlyStopping` asks a criterion about a metric whenever its phase ends, so that with
-    ``fit(validate=every(updates=100))`` it goes by updates, too.
+    ``fit(validate=every(updates=100))`` it counts updates as well.
 
     Args:
         criterion: One of `loopkit.criteria`, such as ``Divergence(0.5, relative=True)``. The plugin has a copy.
@@ -30,7 +30,7 @@ class StopOn(Shown):
         name: The plugin's name.
 
     Of several processes the mean is over all; they have to train in step, as with ``DDP``. Saved and resumed
-    exactly, also between two questions. After it has ended a fit, it starts from nothing in the next one.
+    exactly, also between two questions. After it has ended a fit, it starts empty in the next one.
 
     Raises:
         PluginError: An option is out of range; processes that do not train in step.
@@ -64,7 +64,7 @@ class StopOn(Shown):
             raise PluginError(f"StopOn: every is {every!r}: it counts updates, from 1")
         given = checked_mode("StopOn", mode) or better(attribute, ())
         if given is None:
-            raise PluginError(f'StopOn: say whether {attribute!r} is better where it is lower, mode="min", or "max"')
+            raise PluginError(f'StopOn: give mode="min" if {attribute!r} is better where it is lower, else mode="max"')
         self.mode: Mode = given
         self.name, self.attribute, self.every, self._criterion = name, attribute, every, criterion
         self._start()

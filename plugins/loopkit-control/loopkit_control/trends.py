@@ -93,7 +93,7 @@ def improving(
 
 
 def stalled(values: Values, window: int, *, tolerance: float, name: str | None = None) -> bool | None:
-    """Whether the slope is at most ``tolerance`` either way. What has stalled is not `improving` by that tolerance.
+    """Whether the slope is at most ``tolerance`` either way. A stalled series is not `improving` by that tolerance.
 
     Args:
         values, window, name: As in `slope`.
@@ -206,7 +206,7 @@ def _last(values: Values, window: int, name: str | None) -> list[float] | None:
     if name is not None:
         numbers = series(numbers, name)
     elif numbers and isinstance(numbers[0], Mapping):
-        raise ValueError("the values are rows of a history: say which metric with name=...")
+        raise ValueError("the values are rows of a history: name the metric with name=...")
     return [float(number) for number in numbers[-window:]] if len(numbers) >= window else None
 
 

@@ -212,7 +212,7 @@ class Weighs(TrainingPhase):
 
 
 def test_phase_with_a_step_of_its_own_is_refused():
-    with pytest.raises(PluginError, match=r"OwnStep has a step of its own: give smaller batches"):
+    with pytest.raises(PluginError, match=r"OwnStep has its own step: give smaller batches"):
         made(MicroBatch(8), phase=OwnStep()).fit(data(), epochs=1)
 
 
@@ -238,7 +238,7 @@ class Scalars(TrainingPhase):
 
 
 def test_outputs_that_cannot_be_joined_are_refused():
-    with pytest.raises(PhaseError, match=r"step.outputs is Tensor\[\] float32 cpu, of which MicroBatch cannot"):
+    with pytest.raises(PhaseError, match=r"step.outputs is Tensor\[\] float32 cpu, and MicroBatch cannot join"):
         made(MicroBatch(8), phase=Scalars(), noisy=False).fit(data(), epochs=1)
 
 

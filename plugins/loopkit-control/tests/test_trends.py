@@ -180,7 +180,7 @@ def test_groups_refuse_bad_names(names, message):
         (lambda: improving([1.0], 2, tolerance=-1.0), r"tolerance is -1\.0: it is a finite number, at least 0"),
         (lambda: stalled([1.0], 2, tolerance=math.nan), r"tolerance is nan"),
         (lambda: converged([1.0], 2, tolerance=math.inf), r"tolerance is inf"),
-        (lambda: slope(ROWS, 2), r"the values are rows of a history: say which metric with name="),
+        (lambda: slope(ROWS, 2), r"the values are rows of a history: name the metric with name="),
     ],
 )
 def test_bad_options_are_refused(call, message):

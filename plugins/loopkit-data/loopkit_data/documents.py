@@ -35,7 +35,7 @@ class Documents(Loader):
         batch_size: Documents of a batch, from 1.
         boundary: For a file: the token that ends a document, which is a part of it.
         dtype: For a file: the numbers in it.
-        longest: Tokens of an input at most; what comes after them in a document is left out.
+        longest: Tokens of an input at most; the rest of a longer document is left out.
         window: Documents of the shuffled order that are sorted by length together.
         group: Documents that then stay together, while groups are shuffled: a multiple of the batch size of all
             processes together, so that the documents of one step are alike.
@@ -106,7 +106,7 @@ class Documents(Loader):
         return {**own, "shuffle": self.shuffle, "seed": self.seed, "batch_size": self.batch_size, **shared}
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """The documents of an epoch, in the order in which they come, counted without those that are left out."""
+        """The documents of an epoch, in the order in which they come, counted without the documents left out."""
         if self._made is None or self._made[0] != epoch:
             key = mixed(np.uint64(epoch) + mixed(np.uint64(self.seed)))
             order = _shuffled(self.samples, key) if self.shuffle else np.arange(self.samples)
@@ -134,7 +134,7 @@ class Documents(Loader):
             if document.is_floating_point() or document.shape != (length + 1,):
                 raise LoaderError(
                     f"Documents: document {self._numbers[number]} is {document.dtype} of shape "
-                    f"{tuple(document.shape)}: give {length + 1} whole numbers, as many as its len() says"
+                    f"{tuple(document.shape)}: give {length + 1} whole numbers, one more than its len()"
                 )
             inputs[row, :length], targets[row, :length] = document[:-1], document[1:]
         return {"inputs": inputs, "targets": targets, "lengths": lengths}

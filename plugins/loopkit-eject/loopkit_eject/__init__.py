@@ -1,7 +1,7 @@
 """Write the loop that a learner runs as a plain PyTorch script, equal bit for bit.
 
-`eject` writes a function for a learner, `eject_config` a whole program for a configuration file. What has no written
-form is named, with the reason, before anything is written.
+`eject` writes a function for a learner, `eject_config` a whole program for a configuration file. Parts without a
+written form are listed, with the reason, before anything is written.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def eject(learner: Learner, fit: Mapping[str, Any], *, val: bool | None = None, 
     bitwise the same. It prints the metrics of each epoch and returns them, one dict for each.
 
     Args:
-        learner: One that has not trained yet. Nothing of it is changed.
+        learner: One that has not trained yet. It stays unchanged.
         fit: The arguments of ``fit``, such as ``{"epochs": 3}``.
-        val: Whether there is validation; by default as ``fit`` says, or there is.
+        val: Whether there is validation; by default as in ``fit``, else there is.
         partial: Write what can be written, and list the rest in comments at the top.
 
     Returns:
@@ -208,7 +208,7 @@ def _look_at(draft: Draft) -> None:
         problems[NO_LOSS] = "the standard phases need one"
     for phase in learner.phases.values():
         if type(phase) not in STANDARD:
-            problems[f"phase {phase.name!r} ({type(phase).__name__})"] = "its step is code of its own"
+            problems[f"phase {phase.name!r} ({type(phase).__name__})"] = "it has its own step"
         elif phase.skip_none:
             problems[f"phase {phase.name!r}"] = "skip_none=True"
     valid = learner.phases.get("val")
@@ -225,7 +225,7 @@ def check(draft: Draft, partial: bool) -> None:
     """Raise one error for all that has no written form.
 
     Raises:
-        EjectError: There is such a part, and it is not allowed for by ``partial``, or nothing is left to be written.
+        EjectError: There is such a part without ``partial``, or no part that can be written.
     """
     problems = draft.problems
     needed = [part for part in problems if part.startswith("[") or part == NO_LOSS]  # what a script cannot do without
@@ -244,8 +244,8 @@ def script(title: str, draft: Draft, functions: list[list[str]], more: list[str]
 
     Args:
         title: The first line of its docstring.
-        draft: What its imports, notes and helper functions come from.
-        functions: The lines of its own functions.
+        draft: The source of its imports, notes and helper functions.
+        functions: The lines of its functions.
         more: Lines at its end.
     """
     paragraphs = [title, ""]

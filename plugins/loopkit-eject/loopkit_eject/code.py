@@ -122,7 +122,7 @@ BRACKETS = {")": "(", "]": "[", "}": "{"}
 
 
 class NoWrittenForm(Exception):
-    """Something that cannot be written into a script; the message says why."""
+    """Something that cannot be written into a script; the message is the reason."""
 
 
 def number(value: float) -> str:
@@ -217,7 +217,7 @@ def imported(name: str, imports: set[str]) -> str:
 
 
 def is_taken(word: str) -> bool:
-    """Whether scripts may use a word for something of their own."""
+    """Whether a script may use a word as its own name."""
     return (
         word in TAKEN
         or word in schedules.__all__
@@ -248,7 +248,7 @@ def expression(value: Any, imports: set[str], *positional: str) -> str:
     Args:
         value: The value.
         imports: Gets the imports that it needs.
-        positional: What the callable is given first.
+        positional: The first arguments of the call.
 
     Raises:
         NoWrittenForm: A value is of a kind that has no literal.
@@ -332,7 +332,7 @@ def _is_standard(module: str) -> bool:
 
 
 def wrapped(line: str) -> list[str]:
-    """A line that is too long, with what its last bracket holds spread out, one part to a line.
+    """A line that is too long, with the contents of its last bracket spread out, one part to a line.
 
     >>> wrapped("optimizer = SGD(model.parameters(), " + ", ".join(f"option_{i}=0.25" for i in range(5)) + ")")[1]
     '    model.parameters(),'

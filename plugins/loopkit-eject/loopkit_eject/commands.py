@@ -26,9 +26,9 @@ __all__ = ["eject"]
 def eject(options: argparse.Namespace) -> int:
     """Write the run of a configuration as one plain PyTorch script, which trains the same bits.
 
-    The script imports what the configuration names, and nothing of loopkit where a piece has a plain form. Plugins that
-    change nothing of what is trained, such as progress and checkpoints, are left out. What has no written form is
-    named, with the reason, and nothing is written; with --partial it is listed in comments at the top of the script.
+    The script imports what the configuration names, and nothing of loopkit where a piece has a plain form. Plugins
+    without influence on the training, such as progress and checkpoints, are left out. If a part has no written form,
+    the command lists it with the reason and stops; with --partial the list is in comments at the top of the script.
 
     Modules are found in this directory, as by loopkit run.
 

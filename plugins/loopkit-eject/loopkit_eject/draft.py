@@ -64,13 +64,13 @@ class Draft:
     metrics: dict[str, list[Accumulator]] = field(default_factory=dict)
     """By phase."""
     left_out: list[str] = field(default_factory=list)
-    """Plugins that have no part in what is trained."""
+    """Plugins that do not change the training."""
     problems: dict[str, str] = field(default_factory=dict)
     """Parts without a written form, each with the reason."""
     notes: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=lambda: {"train_loader", "val_loader", "train_samples", "val_samples"})
-    """Words that were made of names of plugins and metrics, and those that these must not be."""
+    """Words made of names of plugins and metrics, and words taken by the script."""
     autocast: str = ""
     """The arguments of ``torch.autocast``, if there is any."""
     scaling: bool = False

@@ -114,8 +114,8 @@ class _Writer:
 
         Args:
             call: The schedule.
-            total: Its length, if it has none of its own; None: the variable ``total``.
-            wrap: What becomes of the value.
+            total: The length of a schedule without one; None: the variable ``total``.
+            wrap: How the value is used.
         """
         assert isinstance(call, ast.Call)
         assert isinstance(call.func, ast.Name)

@@ -68,10 +68,7 @@ REASONS = {
     "FSDP": "it is for several processes",
     "SkipSpikes": "which steps it skips depends on the losses of the last ones",
 }
-OWN_CODE = (
-    "what it does is in its own code; if that changes nothing of what is trained, let its class say "
-    'provides = "observer"'
-)
+OWN_CODE = 'its own code does the work; if that leaves the training as it is, give its class provides = "observer"'
 SINGLE = (EarlyStopping, Metrics, Plateau, TorchSchedule, WeightAverage)
 
 
@@ -107,7 +104,7 @@ def write(name: str, plugin: Any, draft: Draft) -> None:
 
 
 def _more_than_looks_on(plugin: Any, draft: Draft) -> str:
-    """Why a script may not leave a plugin out; empty if its own class, not one above it, says that it only looks on."""
+    """Why a script may not leave a plugin out; empty if its own class, not one above it, says that it only observes."""
     monitored = [f"metrics.{monitor}" for p in draft.learner.plugins.values() if (monitor := getattr(p, "monitor", ""))]
     if vars(type(plugin)).get("provides") not in NO_PART:
         return REASONS.get(type(plugin).__name__, OWN_CODE)
@@ -121,7 +118,7 @@ def _more_than_looks_on(plugin: Any, draft: Draft) -> str:
                 if not name.startswith("metrics.") or any(fnmatchcase(each, name) for each in monitored)
             ]
             if changed:
-                return f"it says that it only looks on, but its {hook} declares {label}={names!r}"
+                return f"it provides 'observer', but its {hook} declares {label}={names!r}"
     return ""
 
 
@@ -425,7 +422,7 @@ def _torch_schedule(plugin: TorchSchedule, draft: Draft) -> None:
 def _plateau(plugin: Plateau, draft: Draft) -> None:
     phase = plugin.monitor.partition("/")[0]
     if _scales(draft):
-        raise NoWrittenForm("it looks at nothing when all updates of an epoch were skipped for an overflow")
+        raise NoWrittenForm("it skips an epoch whose updates were all skipped for an overflow")
     if phase == "val" and not draft.val:
         draft.notes.append(f"{plugin.name} never acts, since there is no validation.")
         return
@@ -632,12 +629,12 @@ def _accumulator(phase: str, name: str, metric: Any, draft: Draft) -> Accumulato
             (f"{word}.update(outputs.detach(), targets, inputs.shape[0])",),
             (f"metrics[{key}] = float({word}.compute())",),
         )
-    draft.problems[f"metric {name!r}"] = f"{kind.__name__} is a class of its own"
+    draft.problems[f"metric {name!r}"] = f"{kind.__name__} is your own class"
     return None
 
 
 def _correct(metric: own_metrics.Accuracy, draft: Draft) -> tuple[str, ...]:
-    """The lines that tell which classes are right; torch's losses for classes have these in the second axis."""
+    """The lines that find the correct classes; torch's losses for classes have these in the second axis."""
     loss = draft.learner.loss_fn
     second = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) or loss is nn.functional.cross_entropy
     if metric.axis is not None or second:

@@ -97,7 +97,7 @@ class OwnPhase(TrainingPhase):
         (lambda: learner(Schedule(warmup(3, then=lambda k: 0.5))), "plugin 'schedule'", "not of loopkit.schedules"),
         (lambda: learner(TorchSchedule(lambda o: None)), "plugin 'torch_schedule'", "<lambda> has no name"),
         (lambda: learner(Metrics(mae=lambda o, t: 0.0)), "metric 'mae'", "<lambda> has no name"),
-        (lambda: learner(phases=[OwnPhase()]), "phase 'train' (OwnPhase)", "code of its own"),
+        (lambda: learner(phases=[OwnPhase()]), "phase 'train' (OwnPhase)", "it has its own step"),
         (lambda: learner(EarlyStopping(), EarlyStopping(name="b")), "plugin 'early_stopping'", "room for one"),
         (
             lambda: learner(MixedPrecision("float16"), StopOnNonFinite(gradients=True)),
@@ -123,7 +123,7 @@ def test_all_such_parts_are_named_at_once() -> None:
 
 def test_partial_lists_them_at_the_top_and_writes_the_rest() -> None:
     source = eject(learner(Decay(), WeightAverage(0.9)), EPOCHS, partial=True)
-    assert "# - plugin 'decay' (Decay): what it does is in its own code" in source
+    assert "# - plugin 'decay' (Decay): its own code does the work" in source
     assert "get_ema_multi_avg_fn(0.9)" in source
     train, val = loaders()
     model = network()
@@ -251,7 +251,7 @@ def test_a_plugin_that_only_makes_metrics_is_left_out_unless_one_decides_by_them
     with pytest.raises(EjectError) as caught:
         eject(learner(MakesMetrics(), EarlyStopping("train/x", mode="min")), EPOCHS)
     (why,) = caught.value.problems.values()
-    assert why == "it says that it only looks on, but its step_end declares writes=('metrics.*/x',)"
+    assert why == "it provides 'observer', but its step_end declares writes=('metrics.*/x',)"
 
 
 def test_a_subclass_of_one_that_only_logs_can_say_that_it_does_so_too(tmp_path: Path) -> None:

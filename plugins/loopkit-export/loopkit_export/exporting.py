@@ -42,7 +42,7 @@ def export(
             several arguments.
         model: Which of several models, by name.
         weights: The plugin, by its name or what it provides, whose weights the file has; None: the models' own.
-        dynamic: The batch may have any size, not only that of ``inputs``.
+        dynamic: The batch may have any size, not only the size of ``inputs``.
         onnx: Write ONNX too; None: where the packages ``onnx`` and ``onnxscript`` are installed.
 
     Returns:

@@ -55,7 +55,7 @@ def load_torch(file: str | os.PathLike[str] | BinaryIO, *, key: str | None = Non
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"load_torch: {where} holds more than tensors and plain data, and loopkit runs no code of a file. "
-            f"Where it comes from, save the state_dict() alone"
+            f"Where it comes from, save only the state_dict()"
         ) from error
     except Exception as error:
         raise CheckpointError(
@@ -72,14 +72,14 @@ def load_torch(file: str | os.PathLike[str] | BinaryIO, *, key: str | None = Non
 
 
 def _named(found: Any, where: str) -> dict[str, Tensor]:
-    """Tensors by name, or an error that says where they may be."""
+    """Tensors by name, or an error that lists where they may be."""
     if not isinstance(found, Mapping):
         raise CheckpointError(f"load_torch: {where} is {type(found).__name__}, not tensors by name. Save state_dict()")
     others = [name for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]
     if others:
         inner = [name for name in others if isinstance(found[name], Mapping)
                  and any(isinstance(value, Tensor) for value in found[name].values())]  # fmt: skip
-        fix = f"Say which part is meant: key={inner[0]!r}" if inner else "Save the tensors alone"
+        fix = f"Choose a part: key={inner[0]!r}" if inner else "Save only the tensors"
         kinds = structure.shown(
             [f"{structure.plain(str(name))} ({type(found[name]).__name__})" for name in others], str
         )

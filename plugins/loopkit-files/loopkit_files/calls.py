@@ -49,18 +49,18 @@ SIMPLE: dict[Any, tuple[type, ...]] = {
 }
 """The annotations that a value is compared with, and the types it may have."""
 _made: dict[int, tuple[weakref.ref[Any], dict[str, Any], Any]] = {}
-"""By identity: what was made from a table, the table with its options as they were given, and the state it then had."""
+"""By identity: each object made from a table, the table with its given options, and the state it then had."""
 
 
 class _Refused(Exception):
-    """A name that leads nowhere; the message says why."""
+    """A name that leads nowhere; the message is the reason."""
 
 
 def make(call: str, /, **options: Any) -> Any:
     """Call what ``"package.module:callable"`` names, and remember how, so that `Config.of` can write it.
 
     Raises:
-        ConfigError: The name leads nowhere, or the options are not those of the callable.
+        ConfigError: The name leads nowhere, or the callable has other options.
 
     >>> make("torch.nn:Linear", in_features=3, out_features=1)
     Linear(in_features=3, out_features=1, bias=True)
@@ -98,7 +98,7 @@ class Caller:
 
     Args:
         where: ``"run.toml:12"`` for a place, for the notes on errors of the user's code.
-        factories: What tables without ``call`` stand for, by place: the plugins.
+        factories: The callables of tables without ``call``, by place: the plugins.
     """
 
     def __init__(self, where: Callable[[Place], str], factories: Mapping[Place, Any] | None = None) -> None:
@@ -108,7 +108,7 @@ class Caller:
         """The first error that a module raised while it was imported."""
 
     def check(self, place: Place, value: Any, report: Report, given: int = 0) -> None:
-        """Report what is wrong with a value and the tables in it; nothing is called.
+        """Report the problems of a value and its tables, without any call.
 
         Args:
             place: Where it stands.
@@ -245,7 +245,7 @@ def _resolve(name: Any) -> Any:
     if not colon or not all(word.isidentifier() for word in (*module_name.split("."), *attributes.split("."))):
         module_name, dot, attribute = name.rpartition(".")
         guess = f" (did you mean '{module_name}:{attribute}'?)" if dot and not colon else ""
-        raise _Refused(f'{name!r} names nothing that can be imported: write "package.module:name"{guess}')
+        raise _Refused(f'{name!r} is not the name of an importable object: write "package.module:name"{guess}')
     found = _import(module_name)
     path = module_name
     for attribute in attributes.split("."):
@@ -309,7 +309,7 @@ def _check_options(
         if p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
         if p.kind is p.POSITIONAL_ONLY:
-            report(place, f"{name} takes {p.name!r} by its place alone: write a function that takes it by name")
+            report(place, f"{name} takes {p.name!r} only by position: write a function that takes it by name")
         elif p.name not in options and repr(p.name) not in misspelt:
             missing.append(repr(p.name))
     if missing and place == ("loss",) and not inspect.isclass(function):
@@ -321,7 +321,7 @@ def _check_options(
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """The parameters with their annotations; None if Python cannot tell, as of some built-in functions."""
+    """The parameters with their annotations; None if Python does not know them, as for some built-in functions."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -334,7 +334,7 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | Non
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a value can be what an annotation says; True if the annotation is none of the simple ones."""
+    """Whether a value can be of an annotation's type; True if the annotation is none of the simple ones."""
     if is_call(value):
         return True
     if typing.get_origin(annotation) is Literal:

@@ -34,7 +34,7 @@ FULL = argument("--full", action="store_true", help="every hook of every phase, 
 def run(options: argparse.Namespace) -> int:
     """Train what a configuration describes, and print the result.
 
-    A file is a program: what it names in `call` is imported and called. Run only files of people you trust.
+    A file is a program: the names in `call` are imported and called. Run only files of people you trust.
 
     Modules are found in the working directory, as by `python -m`, and among what is installed. The file is checked as
     a whole before anything is made; `loopkit explain` does that, too.
@@ -51,12 +51,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 @standalone(
-    "explain", CONFIG, argument("--phase", metavar="NAME", help="of one phase alone, such as train"), FULL, JSON, SET
+    "explain", CONFIG, argument("--phase", metavar="NAME", help="only one phase, such as train"), FULL, JSON, SET
 )
 def explain(options: argparse.Namespace) -> int:
     """Print which plugin does what when in the run that a configuration describes, and why in this order.
 
-    The model and the plugins are made, the data are not, and nothing is trained.
+    The model and the plugins are made, but the data are not, and no step is run.
 
     Exit code: 0; 2 after an error.
     """

@@ -54,14 +54,14 @@ class Built:
 
 
 class Config:
-    """A supervised run in plain values: what a TOML file of it holds.
+    """A supervised run in plain values, as in its TOML file.
 
     Args:
         values: The tables, by name: ``model``, ``optimizer``, ``data`` and ``fit``, and perhaps ``loss``, ``learner``
             and ``plugins``. They are copied. ``run`` is the folder of the run, which other values name as ``${run}``.
         path: The file that they come from, for messages.
         lines: The lines of that file, by place.
-        overrides: What was set over the file, by place, as it was written.
+        overrides: Values set over the file, by place, as they were written.
 
     Raises:
         ConfigError: A value is none that TOML has.
@@ -115,20 +115,20 @@ class Config:
     ) -> Config:
         """The configuration of a learner, before its first fit.
 
-        It can be told how a part was made if `make` or a configuration made it; of functions and classes of modules;
-        of optimizers of torch, its losses, and plugins of loopkit that keep their options as they are given. What
-        cannot be told, or was changed since it was made, is to be given.
+        The call of a part is known if `make` or a configuration made it; for functions and classes of modules;
+        for optimizers and losses of torch, and plugins of loopkit that keep their options as they are given. Any
+        other part, or one that was changed since it was made, must be given.
 
         Args:
             learner: It trains one model with one optimizer in the standard phases.
             train: The data, as for ``learner.fit``.
             val: Likewise.
             fit: The other arguments of ``learner.fit``.
-            seed: What is seeded before anything is made.
-            given: Tables for what cannot be told, as ``{"model": {"call": "my_package:net"}}``.
+            seed: The seed set before anything is made.
+            given: Tables for the parts whose call is unknown, as ``{"model": {"call": "my_package:net"}}``.
 
         Raises:
-            ConfigError: Says for each part that cannot be written what to do.
+            ConfigError: Parts cannot be written; lists each with a fix.
         """
         from loopkit_files.written import tables_of
 
@@ -154,17 +154,17 @@ class Config:
     def check(self) -> None:
         """Look for everything that is wrong: tables, keys, values, names, and options that callables do not take.
 
-        What is named is imported, and nothing is called.
+        Names are imported, without any call.
 
         Raises:
-            ConfigError: Says all that was found, with lines.
+            ConfigError: Lists every problem, with its line.
         """
         self._checked()
 
     def build(self) -> Built:
         """Make everything: seed, data, model, loss, plugins, learner with the optimizer; in this order.
 
-        An error of what is called passes through, with a note that names the line.
+        An error in a callable passes through, with a note that names the line.
 
         Raises:
             ConfigError: As for `check`, before anything is made.
@@ -224,7 +224,7 @@ class Config:
         return learner
 
     def _checked(self, before: Iterable[str] = ()) -> Caller:
-        """A caller for all tables that name something, if nothing is wrong with any."""
+        """A caller for all tables that name something, if all are valid."""
         found: list[tuple[Place, str]] = []
 
         def report(place: Place, text: str) -> None:
@@ -273,10 +273,10 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Config:
 
     Args:
         path: The file.
-        overrides: Values over those of the file, as ``"fit.epochs=3"``; text that is no TOML is a string.
+        overrides: Values over those of the file, as ``"fit.epochs=3"``; text that is not TOML is a string.
 
     Raises:
-        ConfigError: Says all that is wrong, a line each: ``run.toml:12: ...``.
+        ConfigError: Lists every problem, one per line: ``run.toml:12: ...``.
 
     Example::
 
@@ -320,7 +320,7 @@ def dump(config: Config) -> str:
 
 
 def plain(value: Any, report: Report, place: Place = (), outside: tuple[int, ...] = ()) -> Any:
-    """A copy of a value made of what TOML has: dicts, lists, texts, numbers, booleans, dates and times."""
+    """A copy of a value in the types of TOML: dicts, lists, texts, numbers, booleans, dates and times."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, (Mapping, list, tuple)):

@@ -8,7 +8,7 @@ __all__ = ["ConfigError"]
 
 
 class ConfigError(LoopkitError, ValueError):
-    """A configuration cannot be read, says what cannot be done, or cannot be written."""
+    """A configuration cannot be read, run or written."""
 
     def __init__(self, what: str, problems: tuple[str, ...] = ()) -> None:
         super().__init__("\n  ".join((what, *problems)))

@@ -1,4 +1,4 @@
-"""Where each key of a TOML text is written; `tomllib` does not say."""
+"""The line of each key of a TOML text, which `tomllib` does not give."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def line_numbers(text: str) -> dict[Place, int]:
 
 
 class _Scan:
-    """Walks over a valid document once; it checks nothing that the parser has checked."""
+    """Walks over a valid document once; the parser has checked it before."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -47,7 +47,7 @@ class _Scan:
                 self._pair(table)
 
     def _header(self) -> Place:
-        """``[a.b]`` or ``[[a.b]]``; names below an array of tables are those of its last one."""
+        """``[a.b]`` or ``[[a.b]]``; names below an array of tables belong to its last table."""
         start = self.at
         double = self.text.startswith("[[", self.at)
         self.at += 2 if double else 1

@@ -42,7 +42,7 @@ def apply(values: dict[str, Any], keys: tuple[str, ...], value: Any) -> Place:
     """Put a value in its place, and make the tables on the way; returns the place.
 
     Raises:
-        OverrideError: What is there on the way is no table.
+        OverrideError: A value on the way is no table.
     """
     place: Place = ()
     inside: Any = values
@@ -102,7 +102,7 @@ def _bare(text: str, error: Exception | None) -> str:
     if text in PYTHON:
         raise OverrideError(f"{text!r} is no TOML: write {PYTHON[text]}, or '\"{text}\"' for the text")
     if text in NULL:
-        raise OverrideError(f"TOML has nothing like {text!r}: leave the key out to have the default")
+        raise OverrideError(f"TOML has no {text!r}: leave the key out to have the default")
     if text[0] in "\"'[{":
         raise OverrideError(f"the value is no TOML: {re.sub(r' *[(]at .*', '', str(error or 'more than one value'))}")
     try:

@@ -25,17 +25,17 @@ HEADER = "# The configuration of this run, all in all; written by loopkit."
 
 
 class SaveConfig:
-    """Write the configuration as ``config.toml`` beside the checkpoints; say how it differs from that of a resumed run.
+    """Write the configuration as ``config.toml`` beside the checkpoints; warn if a resumed run has another.
 
-    It is written when the first training step has run, so that a start that fails leaves nothing. Then the plugin takes
-    itself out of the learner. A ``config.toml`` that somebody else wrote is left as it is.
+    It is written when the first training step has run, so that a start that fails leaves no file. Then the plugin
+    removes itself from the learner. A ``config.toml`` from elsewhere is kept.
 
-    Its hooks declare nothing: nobody named it, so it must not stand in the way of the others' order. When they are
-    called, the state was loaded, and what other plugins do in the same event does not matter.
+    Its hooks declare no states: the user did not name it, so it must not change the order of the others. When they
+    are called, the state is loaded, and the other hooks of the same event do not matter.
 
     Args:
-        config: What is written.
-        directories: Where; those of the plugins that save.
+        config: The configuration to write.
+        directories: The directories of the plugins that save.
     """
 
     name = "save_config"
@@ -63,7 +63,7 @@ class SaveConfig:
 
 
 def _compare(path: Path, config: Config) -> None:
-    """Warn of what differs in the configuration that is there."""
+    """Warn of differences from the configuration in the directory."""
     try:
         saved = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def _compare(path: Path, config: Config) -> None:
         return
     changes = [f"{dotted(place)} {change}" for place, change in differences(saved, config.values)]
     if changes:
-        warnings.warn(f"the run goes on with another configuration than {path}: {'; '.join(changes)}", stacklevel=3)
+        warnings.warn(f"the run resumes with another configuration than {path}: {'; '.join(changes)}", stacklevel=3)
 
 
 def _write(path: Path, config: Config) -> None:
@@ -104,7 +104,7 @@ def _write(path: Path, config: Config) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        warnings.warn(f"{path} cannot be written: {error}. The run goes on without it", stacklevel=3)
+        warnings.warn(f"{path} cannot be written: {error}. The run continues without it", stacklevel=3)
 
 
 def differences(one: Any, other: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:

@@ -13,7 +13,7 @@ from loopkit_files.lines import Place
 __all__ = ["FIT", "LEARNER", "TABLES", "check_structure"]
 
 Check = Callable[[Any], str]
-"""Says what is wrong with a value; an empty string if nothing is."""
+"""Returns the problem of a value; an empty string if it is valid."""
 
 
 def _count(value: Any) -> str:
@@ -108,7 +108,7 @@ CALLS: tuple[Place, ...] = (("model",), ("loss",), ("optimizer",), ("data", "tra
 
 
 def check_structure(values: Mapping[str, Any], report: Report) -> None:
-    """Report tables and keys that are unknown, missing or of another type; nothing is imported."""
+    """Report tables and keys that are unknown, missing or of another type, without any import."""
     _known((), values, TABLES, "table", report)
     tables: dict[Place, Any] = {(name,): values[name] for name in TABLES if name in values}
     data = values.get("data", {})
@@ -157,9 +157,9 @@ def _call(place: Place, table: dict[str, Any], report: Report) -> None:
         names = ", ".join(table)
         report(
             place,
-            f"[{name}] has tables of its own, {names}: a configuration trains one supervised model with one optimizer. "
-            f"For several, write a script with a phase of your own",
+            f"[{name}] has subtables, {names}: a configuration trains one supervised model with one optimizer. "
+            f"For several, write a script with your own phase",
         )
         return
     near = nearest("call", [key for key in table if isinstance(table[key], str)])
-    report(place, f'[{name}] does not say what to call: add call = "package.module:name"{near}')
+    report(place, f'[{name}] names no callable: add call = "package.module:name"{near}')

@@ -1,4 +1,4 @@
-"""From a learner to its configuration, as far as it can be told how its parts were made."""
+"""From a learner to its configuration, for parts whose call is known."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tables_of(
     """The values of `Config.of`.
 
     Raises:
-        ConfigError: Says for each part that cannot be written what to do.
+        ConfigError: Parts cannot be written; lists each with a fix.
     """
     writer = _Writer(given)
     if learner.progress.steps:
@@ -42,7 +42,7 @@ def tables_of(
             f"before the fit"
         )
     for name, problem in {
-        "phases": any(map(_is_own, learner.phases.values())) and "phases of your own",
+        "phases": any(map(_is_own, learner.phases.values())) and "your own phases",
         "model": isinstance(learner.model, Mapping) and "several models",
         "optimizer": isinstance(learner.optimizer, Mapping) and "several optimizers",
     }.items():
@@ -100,14 +100,14 @@ def _settings(learner: Learner, seed: int | None) -> dict[str, Any]:
 
 
 class _Writer:
-    """Turns objects into tables; what is in ``given`` is taken from there."""
+    """Turns objects into tables; parts in ``given`` are taken from there."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self.given = given
         self.problems: list[str] = []
 
     def knows(self, place: Place) -> bool:
-        """Whether the user said what stands there."""
+        """Whether the user gave the table of a place."""
         inside: Any = self.given
         for key in place:
             if not isinstance(inside, Mapping) or key not in inside:
@@ -116,7 +116,7 @@ class _Writer:
         return True
 
     def check_given(self, learner: Learner) -> None:
-        """Note what the user said of parts that are not there."""
+        """Note tables that the user gave for missing parts."""
         known = [name for name in TABLES if name != "fit"]
         for name in self.given:
             if name not in known:
@@ -183,7 +183,7 @@ class _Writer:
         return {"call": name, **{key: self.written((*place, key), value) for key, value in options.items()}}
 
     def written(self, place: Place, value: Any) -> Any:
-        """A value as TOML; what cannot be that is noted among the problems."""
+        """A value as TOML; any other value is noted among the problems."""
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         if isinstance(value, (list, tuple)):
@@ -219,9 +219,7 @@ class _Writer:
         self.problems.append(f"{dotted(place)}: {what}, {where}: define it by def in a module that can be imported")
         return None
 
-    def by_hand(
-        self, place: Place, value: Any, why: str = "was made by hand, and it does not tell its options"
-    ) -> None:
+    def by_hand(self, place: Place, value: Any, why: str = "was made by hand, and its options are unknown") -> None:
         """Note that an object cannot be written."""
         name = public_name(type(value))
         name = "package.module:name" if not name or name.startswith("__main__:") or ":_" in name else name
@@ -233,7 +231,7 @@ class _Writer:
 
 
 def _options(value: Any) -> dict[str, Any] | None:
-    """The options that an object was made with, but for the defaults; None if it does not tell all of them."""
+    """The options that an object was made with, but for the defaults; None if some are unknown."""
     cls = type(value)
     if not public_name(cls) or not cls.__module__.startswith(TELLING):
         return None

@@ -334,7 +334,7 @@ def test_override_is_a_key_and_a_value_of_toml_or_a_text(text, keys, value):
         ("a\nb=1", "'a\\nb' is no key: write --set table.key=value"),
         ("a=", 'there is no value: write "" for an empty text'),
         ("a=True", "'True' is no TOML: write true, or '\"True\"' for the text"),
-        ("a=None", "TOML has nothing like 'None': leave the key out to have the default"),
+        ("a=None", "TOML has no 'None': leave the key out to have the default"),
         ("a=[1", "the value is no TOML: "),
         ("a='b", "the value is no TOML: "),
         ("a=.5", "'.5' is no number of TOML"),
@@ -436,7 +436,8 @@ checkpoint = {}
         f"run.toml:3: there is no module 'part' (did you mean 'parts'?); modules are found in {Path.cwd()} and among "
         f"what is installed",
         "run.toml:5: module torch.nn has no 'MSELos' (did you mean 'MSELoss'?)",
-        "run.toml:7: 'torch.optim.SGD' names nothing that can be imported: write \"package.module:name\" (did you mean "
+        "run.toml:7: 'torch.optim.SGD' is not the name of an importable object: write \"package.module:name\" (did "
+        "you mean "
         "'torch.optim:SGD'?)",
         "run.toml:9: parts:train has no option 'batch_siz' (did you mean 'batch_size'?); it takes batch_size, shuffle",
         "run.toml:10: [data] has no table 'tests'; there are train, val",
@@ -447,7 +448,7 @@ checkpoint = {}
         'run.toml:17: order is [1]: it is an array of names of plugins, ["a", "b"], or of several such arrays',
         "run.toml:19: 'max_norm' of ClipGradNorm is '1.0': it takes float",
         "run.toml:20: no plugin called 'clip_grad_nrm' is installed (did you mean 'clip_grad_norm'?): "
-        "`loopkit plugins` lists those that are; pip install the distribution that has it",
+        "`loopkit plugins` lists the installed ones; pip install the distribution that has it",
         "run.toml:21: Checkpoint needs the option 'directory'",
     ]
     assert sys.modules["parts"].CALLS == []
@@ -493,17 +494,17 @@ def test_file_with_a_byte_order_mark_is_read(parts):
         ("epochs = 2", "epochs = 2\nloader_timeout = 0", ":16: loader_timeout is 0: it is a number of seconds"),
         ("[fit]\nepochs = 2\n", "", ": there is no table [fit]: add it, with such as epochs = 3"),
         ("[model]", "learner = 3\n[model]", ":1: learner is a number, 3: it is a table, [learner]"),
-        ('call = "parts:net"', "", ':1: [model] does not say what to call: add call = "package.module:name"'),
-        ('call = "parts:net"', 'cal = "parts:net"', ":1: [model] does not say what to call: add call = "
+        ('call = "parts:net"', "", ':1: [model] names no callable: add call = "package.module:name"'),
+        ('call = "parts:net"', 'cal = "parts:net"', ":1: [model] names no callable: add call = "
          '"package.module:name" (did you mean \'cal\'?)'),
         ('"parts:net"', "3", ":2: 3 is a number: write \"package.module:name\""),
-        ('"parts:net"', '"net"', ":2: 'net' names nothing that can be imported: write \"package.module:name\""),
+        ('"parts:net"', '"net"', ":2: 'net' is not the name of an importable object: write \"package.module:name\""),
         ('"parts:net"', '"parts:NUMBER"', ":2: parts:NUMBER is a number, which cannot be called"),
         ('"parts:net"', '"parts:net.a"', ":2: class parts.net has no 'a'"),
         ('"parts:net"', '"parts.net:a"', ":2: there is no module 'parts.net'; modules are found in {cwd} and"),
         ('"parts:net"', '"torch.nnn:Linear"', ":2: there is no module 'torch.nnn' (did you mean 'torch.nn'?); modules"),
         ('"parts:net"', '"torch.nn:Linear"\nin_features = 3', ":1: torch.nn:Linear needs the option 'out_features'"),
-        ('"parts:net"', '"math:sqrt"', ":1: math:sqrt takes 'x' by its place alone: write a function"),
+        ('"parts:net"', '"math:sqrt"', ":1: math:sqrt takes 'x' only by position: write a function"),
         ('"parts:net"', '"parts:net"\nhidden = "4"', ":3: 'hidden' of parts:net is '4': it takes int"),
         ('"parts:net"', '"parts:net"\nhidden = true', ":3: 'hidden' of parts:net is True: it takes int"),
         ("lr = 0.1", "params = []", ":9: torch.optim:SGD has no option 'params'; it takes "),
@@ -533,8 +534,8 @@ def test_one_problem_is_said_with_its_line(old, new, problem, parts):
 def test_model_of_several_is_refused(parts):
     parts(RUN.replace('[model]\ncall = "parts:net"', "[model.generator]\ncall = 'parts:net'\n[model.critic]"))
     assert problems() == [
-        "run.toml:1: [model] has tables of its own, generator, critic: a configuration trains one supervised model "
-        "with one optimizer. For several, write a script with a phase of your own"
+        "run.toml:1: [model] has subtables, generator, critic: a configuration trains one supervised model "
+        "with one optimizer. For several, write a script with your own phase"
     ]
 
 
@@ -917,7 +918,7 @@ def test_config_of_names_what_cannot_be_written(tmp_path):
         "plugins.metrics", "plugins.mine", "plugins.schedule",
     ]  # fmt: skip
     assert found["model"] == (
-        'Linear was made by hand, and it does not tell its options: make it by loopkit_files.make("torch.nn:Linear", '
+        'Linear was made by hand, and its options are unknown: make it by loopkit_files.make("torch.nn:Linear", '
         '...), or give Config.of(..., given={"model": {"call": ...}})'
     )
     assert found["loss"] == "a lambda, which no module has by name: define it by def in a module that can be imported"
@@ -969,7 +970,7 @@ def test_config_of_a_run_that_fails_at_once_is_not_saved(parts):
 def test_another_configuration_at_resume_is_said(parts):
     load(parts(SAVED)).build().run()
     load("run.toml").build().run()
-    with pytest.warns(UserWarning, match="the run goes on with another configuration than") as caught:
+    with pytest.warns(UserWarning, match="the run resumes with another configuration than") as caught:
         load("run.toml", ["fit.epochs=3", "optimizer.lr=0.05", "learner.seed=1"]).build().run()
     (warning,) = caught
     assert str(warning.message).partition(".toml: ")[2] == (
@@ -1020,7 +1021,7 @@ def test_config_is_saved_beside_the_checkpoints_of_each_plugin(parts):
 
 def test_config_that_cannot_be_written_ends_no_run(parts):
     Path("runs/a/config.toml").mkdir(parents=True)
-    with pytest.warns(UserWarning, match=r"config\.toml cannot be written: .* The run goes on without it") as caught:
+    with pytest.warns(UserWarning, match=r"config\.toml cannot be written: .* The run continues without it") as caught:
         result = load(parts(SAVED)).build().run()
     assert (result.reason, len(caught)) == ("epochs", 1)
 

@@ -123,8 +123,8 @@ class DatasetLoader(Loader):
 class StreamLoader(Shown):
     """Batches of a dataset whose samples come one after the other, such as ``datasets.IterableDataset``.
 
-    There is one stream of batches, epoch after epoch, and it has no length. An epoch continues where the one before it
-    was left, in this process and after a restart: give each phase a loader of its own.
+    There is one stream of batches, epoch after epoch, and it has no length. An epoch continues where the
+    previous one ended, in this process and after a restart: give each phase its own loader.
 
     A position is a number of samples. A run resumes with the next sample, exactly: the samples of the epoch that were
     used are read again and passed over, or, with ``replay=False``, the dataset's own state leads there at once.
@@ -254,7 +254,7 @@ def _collate(given: Collate | None) -> Collate:
         raise LoaderError(f"collate is {describe(given)}: it is a function of a list of samples")
     if (seed := getattr(given, "seed", None)) is not None:
         raise LoaderError(
-            f"collate is {type(given).__name__} with seed={seed!r}, and so with a generator of its own, which no "
+            f"collate is {type(given).__name__} with seed={seed!r}, and so with its own generator, which no "
             f"checkpoint has: leave out its seed; it then draws from torch's, which Learner(seed=...) seeds"
         )
     return given
@@ -265,7 +265,7 @@ def _labelled(batch: Any) -> Any:
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if isinstance(labels, Tensor) and labels.device.type == "cpu" and labels.numel() and labels.eq(-100).all():
         warnings.warn(
-            "all labels of a batch are -100, so it counts for nothing. If that is not meant, look at what masks the "
+            "all labels of a batch are -100, so it counts as 0. If that is not meant, look for the code that masks the "
             "labels; dataset.filter(lambda row: any(label != -100 for label in row['labels'])) leaves such samples out",
             stacklevel=3,
         )

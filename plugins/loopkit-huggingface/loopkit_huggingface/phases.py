@@ -54,7 +54,7 @@ class ModelLoss(loopkit.Phase):
         return learner.model(**inputs)  # type: ignore[operator]
 
     def loss(self, learner: Learner, outputs: Any, targets: Any) -> Tensor:
-        """The loss in what the model returned; override it to add terms of your own.
+        """The loss in the model's outputs; override it to add your own terms.
 
         Raises:
             LossError: There is none.
@@ -138,8 +138,8 @@ class TrainingPhase(ModelLoss, loopkit.TrainingPhase):
         name: Replaces the phase's name.
         labels: The key of the labels in a batch.
         ignore_index: Labels of this value do not count for ``weight``; the models of transformers leave out -100.
-        causal: Whether the model compares logits with the next label. None asks the model of transformers: those that
-            generate text from logits for all of their input do; a model that cannot be asked does not.
+        causal: Whether the model compares logits with the next label. With None, models of transformers that
+            generate text from logits for all of their input do, and all others do not.
         skip_none: Pass over batches that are None.
 
     Raises:
@@ -170,7 +170,7 @@ class ValidationPhase(ModelLoss, loopkit.ValidationPhase):
 
 
 class PredictionPhase(ModelLoss, loopkit.PredictionPhase):
-    """The logits for batches as in `TrainingPhase`; labels in them are left out, and nothing is shifted."""
+    """The logits for batches as in `TrainingPhase`; labels in them are left out, without a shift."""
 
     def forward(self, learner: Learner, inputs: Any) -> Any:
         """The logits of ``learner.model(**inputs)``; all of its output if it has none."""

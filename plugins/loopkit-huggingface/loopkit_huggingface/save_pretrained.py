@@ -28,8 +28,8 @@ class SavePretrained(Shown):
 
     It is saved as safetensors, whenever a metric is the best so far. Below ``directory`` there are ``best``, if a
     metric is monitored, and ``last``, at the end of the fit (unless an error or a signal ended it). Each is what
-    ``from_pretrained`` loads. They are for use, not for resuming: for that, there is ``Checkpoint``, with a directory
-    of its own.
+    ``from_pretrained`` loads. They are for use, not for resuming: for that, there is ``Checkpoint``, with its own
+    directory.
 
     A folder is written aside and takes the place of the one before when all of it is on the disk. If that fails, or the
     process is killed, the one before stays; killed between the two renames, it is put back when the next fit begins.
@@ -37,17 +37,17 @@ class SavePretrained(Shown):
     Args:
         directory: Where the folders are; folders of an earlier run are replaced. A relative one is resolved now.
         tokenizer: The tokenizer or processor to save along, or None if there is none.
-        monitor: The metric that says which is the best, such as ``"val/loss"``. A value that is not finite never is.
-        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit raises.
+        monitor: The metric by which an epoch is the best, such as ``"val/loss"``. A value that is not finite never is.
+        mode: ``"min"`` or ``"max"``; by default the metric's own; without one the fit raises.
         last: Save ``last``.
         averaged: Where a plugin averages the weights and validates with the average (``WeightAverage``), save the
             average; False: the weights as they are trained.
         model: The name of the model to save, if the learner has several.
         name: The plugin's name.
 
-    What is saved as ``last`` are the weights that the fit leaves, those that ``EarlyStopping(restore_best=True)`` put
-    back included. An epoch that ``learner.stop`` cut short is never the best. Of several processes rank 0 writes;
-    sharded weights are gathered in the main memory of all.
+    ``last`` has the weights at the end of the fit, after any restored by ``EarlyStopping(restore_best=True)``. An epoch
+    that ``learner.stop`` cut short is never the best. Of several processes rank 0 writes; sharded weights are gathered
+    in the main memory of all.
 
     Raises:
         PluginError: An option is out of range; the tokenizer or, when a fit begins, the model has no
@@ -87,7 +87,7 @@ class SavePretrained(Shown):
         if not (phase and slash and metric):
             raise PluginError(f"SavePretrained: monitor is {monitor!r}: it is '<phase>/<metric>', such as 'val/loss'")
         if monitor is None and not last:
-            raise PluginError("SavePretrained: last=False and no monitor: there is nothing to save")
+            raise PluginError("SavePretrained: last=False without a monitor would never save: give a monitor")
         self.name = name
         self.directory = Path(directory).absolute()
         self.tokenizer = tokenizer
@@ -159,7 +159,7 @@ class SavePretrained(Shown):
         """The model to save."""
         names = [self.model] if self.model is not None else list(learner.models)
         if len(names) > 1:
-            raise PluginError(f"plugin {self.name!r}: say which model to save, model=...: {', '.join(names)}")
+            raise PluginError(f"plugin {self.name!r}: choose the model to save, model=...: {', '.join(names)}")
         if names[0] not in learner.models:
             known = ", ".join(learner.models)
             raise PluginError(

@@ -278,7 +278,7 @@ def test_a_batch_whose_labels_are_all_masked_is_warned_of(make):
     some = [*rows(1), {"input_ids": [1, 2, 3, 4], "labels": [-100] * 4}]
     assert len(list(make(some))) == 1
     assert len(list(make([{"input_ids": row["input_ids"]} for row in some]))) == 1
-    with pytest.warns(UserWarning, match=r"all labels of a batch are -100, so it counts for nothing\. If that is not"):
+    with pytest.warns(UserWarning, match=r"all labels of a batch are -100, so it counts as 0\. If that is not"):
         assert len(list(make([some[1]] * 2))) == 1
 
 

@@ -241,7 +241,7 @@ def test_one_of_several_models_is_named(tmp_path):
         with used.rounds():
             pass
 
-    with pytest.raises(PluginError, match=r"say which model to save, model=\.\.\.: teacher, student"):
+    with pytest.raises(PluginError, match=r"choose the model to save, model=\.\.\.: teacher, student"):
         fit()
     with pytest.raises(PluginError, match=r"no model is called 'studnt' \(did you mean 'student'\?\)"):
         fit(model="studnt")
@@ -279,7 +279,7 @@ def test_a_metric_that_nobody_makes_is_refused_before_the_first_step(tmp_path):
         ({"tokenizer": library_tokenizer()}, r"PreTrainedTokenizerFast\(tokenizer_object=tokenizer\)"),
         ({"tokenizer": None, "monitor": "loss"}, "monitor is 'loss'"),
         ({"tokenizer": None, "mode": "least"}, "mode is 'least'"),
-        ({"tokenizer": None, "last": False}, "there is nothing to save"),
+        ({"tokenizer": None, "last": False}, "would never save: give a monitor"),
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path, options, message):

@@ -1,4 +1,4 @@
-"""Where the time of a loopkit run goes, what its model does meanwhile, and a failed step once more.
+"""The time of a loopkit run, the activity of its model, and a failed step once more.
 
 ::
 

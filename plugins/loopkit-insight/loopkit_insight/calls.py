@@ -13,7 +13,7 @@ __all__ = ["around", "with_default"]
 
 
 def around(context: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-    """The context, entered and left by what ``wrap`` makes of its two functions; what is none is returned as it is."""
+    """The context, with both functions wrapped by ``wrap``; any other value is returned as it is."""
     if not (hasattr(type(context), "__enter__") and hasattr(type(context), "__exit__")):
         return context  # None, or a mistake that the engine tells
     return _Around(wrap(context.__enter__), wrap(context.__exit__))

@@ -19,7 +19,7 @@ __all__ = ["replay"]
     argument("--no-anomaly", action="store_true", help="run without torch's anomaly detection"),
 )
 def replay(options: argparse.Namespace) -> int:
-    """Run a failed step again from what the plugin ReplayBundle wrote.
+    """Run a failed step again from a bundle of the plugin ReplayBundle.
 
     FUNCTION takes no arguments and returns a Learner made as for the failed run, or (learner, fit) as for
     verify-resume.
@@ -35,7 +35,7 @@ def replay(options: argparse.Namespace) -> int:
     from loopkit_insight.replay_bundle import replay as run_again
 
     class Begun:
-        """Tells a failure of the step from one on the way there."""
+        """Whether the step itself failed, or the way there."""
 
         name = "!replay_begun"
         seen = False

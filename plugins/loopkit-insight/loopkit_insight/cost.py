@@ -49,8 +49,8 @@ class Cost(Shown):
         show: Print the table when a fit ends.
         name: The plugin's name.
 
-    At the end of each epoch of a fit the table is logged as ``"run/cost"``. Figures are of the last fit, and of what
-    came between it and the fit before. Not measured are hooks of this plugin, and data and steps of an epoch that was
+    At the end of each epoch of a fit the table is logged as ``"run/cost"``. Figures are of the last fit, and of the
+    time between it and the fit before. Not measured are hooks of this plugin, and data and steps of an epoch that was
     running when it was added.
 
     Example::

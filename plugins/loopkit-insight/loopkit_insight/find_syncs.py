@@ -58,9 +58,9 @@ class Sync:
 class FindSyncs(Shown):
     """Name the lines that make the host wait for the device inside a step: of plugins, phases, models and losses.
 
-    With a model on CUDA, torch's sync debug mode tells each real wait that it knows of. Elsewhere calls that read a
-    tensor on the host are observed (`syncs.TensorReads`), which would wait on an accelerator. So what will be slow
-    there is found on a CPU, but nothing inside compiled code. It is for a few steps: a step takes longer.
+    With a model on CUDA, torch's sync debug mode reports each real wait. Elsewhere calls that read a
+    tensor on the host are observed (`syncs.TensorReads`), which would wait on an accelerator. So a slow call
+    is found on a CPU before, unless it is inside compiled code. It is for a few steps: a step takes longer.
 
     Watched are the phases' steps and the hooks that belong to a step, their contexts and ``move_batch``; not
     ``epoch_end``, where values may be read. Lines with the comment ``# host sync: why`` are reported as deliberate.
@@ -70,7 +70,7 @@ class FindSyncs(Shown):
         name: The plugin's name.
 
     The table is logged as ``"run/syncs"`` at the end of an epoch in which there was something new. Afterwards
-    ``learner.explain()`` says it beside the hooks.
+    ``learner.explain()`` shows it beside the hooks.
 
     Example::
 
@@ -103,7 +103,7 @@ class FindSyncs(Shown):
 
     def __str__(self) -> str:
         if not self._found:
-            return "nothing was seen that waits for the device inside a step"
+            return "no call inside a step was seen to wait for the device"
         columns = ("phase", "plugin", "hook", "call", "times", "line")
         rows = []
         for s, times in self._found.items():
@@ -205,7 +205,7 @@ class _Owner:
 
 
 class _Reads(TensorReads):
-    """Tell of calls that read tensors; with an accelerator, of tensors that lie there."""
+    """Report calls that read tensors; with an accelerator, only its tensors."""
 
     def __init__(self, tell: Callable[[str, FrameType], None], anywhere: bool) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class _Reads(TensorReads):
 
 
 class _CudaSyncs:
-    """Tell of what torch's sync debug mode warns of."""
+    """Report the warnings of torch's sync debug mode."""
 
     def __init__(self, tell: Callable[[str, FrameType], None]) -> None:
         self._tell = tell

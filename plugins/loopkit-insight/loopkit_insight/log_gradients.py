@@ -35,9 +35,9 @@ class LogGradients(Shown):
 
     Args:
         every: Log every so many updates of an optimizer; skipped ones do not count.
-        depth: Parts are modules so deep in the model, and what is above; by default they are parameter groups.
-        ratio: Also log how large the update is beside the parameters, the norm of the change by the norm of what they
-            were before, as ``"update_ratio"`` and by part. It takes a copy of the parameters for the duration of each
+        depth: Parts are modules so deep in the model, and the rest above; by default they are parameter groups.
+        ratio: Also log how large the update is beside the parameters, the norm of the change by the norm
+            before it, as ``"update_ratio"`` and by part. It takes a copy of the parameters for the duration of each
             update that is logged.
         clipped: Measure what the optimizer gets; by default what a clipping plugin gets.
         name: The plugin's name.

@@ -39,7 +39,7 @@ class LogHistograms(Shown):
 
     Raises:
         PluginError: ``every`` or ``bins`` is no number above 0, ``parameters`` no string; when the learner is built, it
-            matches nothing.
+            has no match.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Log some predictions of each validation, with what was right."""
+"""Log some predictions of each validation, with the correct targets."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class LogPredictions(Shown):
     They are a table, ``"val/predictions"``, with a row for each sample: its position in the epoch, what is predicted,
     what is true, and the loss. Classes (outputs ``(batch, classes)``, targets whole numbers or none) are shown by
     their label or number, with the probability of the predicted one: outputs are taken as logits, or as probabilities
-    where those of a whole batch are that already. Other outputs and targets are shown as numbers, if there are up to 16
+    where they are probabilities in a whole batch. Other outputs and targets are shown as numbers, if there are up to 16
     a sample. Inputs that are images are logged one by one, ``"val/predictions/0"`` and so on, with this as their
     caption; of other inputs the table shows the numbers, up to 16.
 
     No more than ``count`` samples are kept, on the device, and read when the epoch ends: no step waits for them. Of
-    several processes the first one logs those of its part of the data. Outside of a fit nothing is kept.
+    several processes the first one logs its part of the data. Outside of a fit it keeps no samples.
 
     Args:
         inputs: ``"image"``, ``"table"``, or a function that makes of the inputs of some samples, a tensor
@@ -65,7 +65,7 @@ class LogPredictions(Shown):
         name: The plugin's name.
 
     Raises:
-        PluginError: An option is out of range; in a step, there is no way to tell the loss of a sample.
+        PluginError: An option is out of range; in a step, the loss of a sample cannot be computed.
         LogError: When an epoch ends, inputs that should be images are none.
 
     Example::

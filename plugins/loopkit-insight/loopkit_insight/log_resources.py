@@ -34,9 +34,9 @@ class LogResources(Shown):
       on it by all processes, in bytes. They are of the GPUs that this process can see, by torch's numbers, once it
       uses one.
 
-    A thread of its own looks at them, with psutil and, where there are NVIDIA GPUs and nvidia-ml-py, through NVML; what
-    a GPU does not tell is left out. It is logged at the end of the next step or epoch, only the latest. Each process
-    looks for itself, and of several the first one's is written.
+    A separate thread reads them, with psutil and, where there are NVIDIA GPUs and nvidia-ml-py, through NVML; values
+    that a GPU does not report are left out. It is logged at the end of the next step or epoch, only the latest. Each
+    process looks for itself, and of several the first one's is written.
 
     Args:
         every: Seconds, above 0. A shorter fit has none.
@@ -94,7 +94,7 @@ class LogResources(Shown):
         learner.log({PREFIX + name: value for name, value in sampler.latest.items()})
         if (error := sampler.error) is not None:
             warnings.warn(
-                f"plugin {self.name!r} has stopped looking: {type(error).__name__}: {error}; the fit goes on",
+                f"plugin {self.name!r} has stopped looking: {type(error).__name__}: {error}; the fit continues",
                 stacklevel=2,
             )
 
@@ -104,7 +104,7 @@ class _Sampler:
 
     def __init__(self, every: float) -> None:
         self.news = False
-        """Nobody has taken yet what is new in the following two."""
+        """The following two have new values."""
         self.latest: dict[str, float] = {}
         """The last values."""
         self.error: Exception | None = None
@@ -125,7 +125,7 @@ class _Sampler:
             self.news = True
 
     def end(self) -> None:
-        """End the thread, and wait for it: what it does takes milliseconds."""
+        """End the thread, and wait for it: its work takes milliseconds."""
         self._over.set()
         self._thread.join(10.0)
 
@@ -147,7 +147,7 @@ class _Gauges:
         self.read()  # processors tell what they did since the last time
 
     def read(self) -> dict[str, float]:
-        """All values by name, as far as the GPUs tell."""
+        """All values by name, as far as the GPUs report them."""
         found = {name: float(gauge()) for name, gauge in self._host.items()}
         if self._gpus is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # looking must not initialise it
             self._gpus = {}

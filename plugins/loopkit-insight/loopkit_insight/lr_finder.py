@@ -68,14 +68,14 @@ class LRFinderResult:
 class LRFinder:
     """Raise the learning rate from update to update on a copy of the learner, and suggest one.
 
-    Update k of n runs at ``start * (end / start) ** (k / (n - 1))``; several parameter groups keep the ratio that their
-    rates have to that of the first. The test ends early when the smoothed loss rises above ``stop_factor`` times its
+    Update k of n runs at ``start * (end / start) ** (k / (n - 1))``; several parameter groups keep their
+    ratios to the rate of the first. The test ends early when the smoothed loss rises above ``stop_factor`` times its
     best, or is not finite (that one is left out).
 
     The learner is left as it was, to the bit and after an error too: models, optimizers, gradients, counters, metrics,
     history, plugins; so are the random generators of Python, NumPy and torch, the position of the loader and the
     generators of its samplers. Models, optimizers, loss function and phases are deep copies, which need as much memory
-    again; what a function holds by its closure cannot be copied.
+    again; the closure of a function cannot be copied.
 
     It is for a single process: several would find the rate for the batches of one of them.
 
@@ -134,7 +134,7 @@ class LRFinder:
         """Make the test.
 
         Args:
-            learner: What to copy; it must not be running.
+            learner: The learner to copy; it must not be running.
             data: Training data as for ``fit``, which can be passed over more than once.
             phase: The training phase; by default ``fit``'s.
 
@@ -150,7 +150,7 @@ class LRFinder:
         if learner.world.size > 1:
             raise WorldError(
                 f"LRFinder.run: the learner is one of {learner.world.size} processes, with batches that are parts: "
-                f"make the test in one process alone, with {learner.world.size} times the batch_size, and "
+                f"make the test in one process, with {learner.world.size} times the batch_size, and "
                 f"give all of them the rate that it finds"
             )
         if not learner.optimizers:

@@ -43,16 +43,16 @@ Node = torch.autograd.graph.Node
 class ModuleProfile(Shown):
     """Measure each module's time, activations and memory, at chosen steps.
 
-    Hooks are on the modules and the graph only during those steps. They change no bit; other steps cost nothing.
+    Hooks are on the modules and the graph only during those steps. They change no bit, and other steps have no cost.
 
     - *forward* and *backward seconds* hold what the modules inside take; *own seconds* do not. Backward is measured
       node by node of the graph: each belongs to the module that made it, so in-place operations, views and residual
       connections are no matter. Adding gradients up in ``p.grad`` is not in it. With CUDA the times are the device's.
-    - *activation bytes* are those of the tensors that the module returned; *memory bytes* those that it, and what is in
-      it, keeps for backward beside parameters and buffers, each storage once.
+    - *activation bytes* are the bytes of the returned tensors; *memory bytes* the bytes that the module and its
+      submodules keep for backward beside parameters and buffers, each storage once.
     - A module that is reached by several names stands under the first; calls are counted, and what the calls take is
       added up. Under ``torch.utils.checkpoint`` the forward that backward repeats counts as forward, too.
-    - There is no looking into a compiled or scripted module: it has one row, whose type says so, with the time of its
+    - There is no looking into a compiled or scripted module: it has one row, marked by its type, with the time of its
       calls and the nodes of its graph.
 
     Args:
@@ -233,7 +233,7 @@ class _Watch:
         self._calls: dict[str, int] = {}
         self._activations: dict[str, int] = {}
         self._saved: dict[str, dict[int, int]] = {}
-        """The bytes of what each module's own nodes keep, by storage."""
+        """The bytes that each module's own nodes keep, by storage."""
 
     def __enter__(self) -> None:
         try:
@@ -336,7 +336,7 @@ class _Watch:
         self._paused += time.perf_counter_ns() - paused
 
     def _claim(self, name: str, outputs: Iterable[Tensor], ends: set[Node]) -> None:
-        """The nodes between a module's outputs and its inputs are its own, but for those that others inside made."""
+        """The nodes between a module's outputs and its inputs are its own, except nodes made by modules inside."""
         waiting: list[Node | None] = [t.grad_fn for t in outputs]
         while waiting:
             node = waiting.pop()
@@ -383,7 +383,7 @@ class _Watch:
 
 
 def _modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """The modules with their names, without what is in those that cannot be looked into."""
+    """The modules with their names, without the inside of compiled and scripted ones."""
     closed: list[str] = []
     for name, module in model.named_modules(prefix=prefix):
         if any(name.startswith(f"{each}.") or not each for each in closed):

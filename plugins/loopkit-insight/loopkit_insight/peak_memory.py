@@ -50,7 +50,7 @@ class PeakMemory(Shown):
 
     @hookimpl(writes=(f"metrics.*/{NAME}",))
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Say the highest count."""
+        """Log the highest count."""
         if epoch not in self._open:  # the plugin was added in its course
             return
         self._note(learner)

@@ -47,9 +47,9 @@ class Profile(Shown):
         options: For ``torch.profiler.profile``, such as ``record_shapes=True``, ``profile_memory=True``,
             ``with_stack=True``.
 
-    The steps that are profiled are slower. If the fit ends before the last of them, what was recorded is written at its
-    end; after an error nothing is. The profiler is stopped in any case. If another profiler is running there is one
-    warning, and nothing is recorded. Of several processes only the first is profiled.
+    The steps that are profiled are slower. If the fit ends before the last of them, the recorded steps are written at
+    its end, unless by an error. The profiler is stopped in any case. If another profiler is running there is one
+    warning, and no recording. Of several processes only the first is profiled.
 
     Raises:
         PluginError: The steps are not one after the other, or the path is a directory.
@@ -163,7 +163,7 @@ class Profile(Shown):
         if not self._done and learner.world.rank == 0 and result.reason in PLANNED:
             warnings.warn(
                 f"plugin {self.name!r}: the fit had {self._step + 1} training steps and ended before step "
-                f"{self.steps.start}, so nothing was profiled; give earlier steps",
+                f"{self.steps.start}, so no step was profiled; give earlier steps",
                 stacklevel=2,
             )
 
@@ -171,7 +171,7 @@ class Profile(Shown):
         self._done = True
         if torch._C._autograd._profiler_enabled():  # two at once end in a crash of the process
             warnings.warn(
-                f"plugin {self.name!r}: another profiler is running, so nothing is recorded here", stacklevel=2
+                f"plugin {self.name!r}: another profiler is running, so this one does not record", stacklevel=2
             )
             return
         self._profiler = profile(**self.options)

@@ -43,17 +43,17 @@ class ReplayBundle(Shown):
     """Write what `replay` needs to run a step again that raised an error.
 
     That is: the batch, the parameters, the buffers, the state of optimizers and plugins, the random generators, and
-    the gradients of an open accumulation window. Each bundle is a directory of its own below ``directory``, in the
-    format of a checkpoint; a note on the error says which. Of several processes each writes of its own errors, with its
+    the gradients of an open accumulation window. Each bundle has its own directory below ``directory``, in the
+    format of a checkpoint; a note on the error names it. Of several processes each writes of its own errors, with its
     own part of the batch; where they hold parts of the parameters (`FSDP`), a single one cannot write a bundle.
 
     Buffers, generators, counters and open windows are copied as each step begins, which is what the plugin costs. The
     rest is taken when the error comes. So if an update of the same step came before the error, the bundle holds the
-    parameters after it, and says so; a batch that the step changed in place is written as changed; plugins are as they
+    parameters after it, with a note; a batch that the step changed in place is written as changed; plugins are as they
     are at the error. Errors of the loader, of ``move_batch`` and of the end of an epoch are of no step: no bundle.
 
     Args:
-        directory: Where the bundles go, and nothing else; a relative one is resolved now.
+        directory: A directory only for bundles; a relative one is resolved now.
 
     Raises:
         StateError: A batch holds something that cannot be saved; at the first step of an epoch.
@@ -110,12 +110,12 @@ class ReplayBundle(Shown):
 
     @hookimpl(reads=("*",))
     def step_end(self) -> None:
-        """Let go of what was copied."""
+        """Drop the copies."""
         self._begin = None
 
     @hookimpl(reads=("*",))
     def step_cancelled(self) -> None:
-        """Let go of what was copied."""
+        """Drop the copies."""
         self._begin = None
 
     def _check(self, step: Step) -> None:
@@ -199,7 +199,7 @@ def replay(
     """Load a bundle into a learner, and run its one step again: the error comes again.
 
     The learner must be made as for the failed run, its plugins included. Those that save checkpoints or bundles are
-    removed from it first. The step comes without the events of a fit, and without those of the end of its epoch. An
+    removed from it first. The step comes without the events of a fit, and without the end of its epoch. An
     error that `StopOnNonFinite` found late, on an accelerator, does not come in its step; look with ``late=False``.
     The step of one of several processes is run again in a single process.
 
@@ -208,7 +208,7 @@ def replay(
         learner: Its weights and plugins are overwritten; do not train it afterwards.
         debugger: Start ``pdb`` where the error was raised.
         anomaly: Run under ``torch.autograd.set_detect_anomaly``: an error in backward comes with the forward call that
-            it belongs to, as a warning; after a `NonFiniteError` a note on it says which function's backward first
+            it belongs to, as a warning; after a `NonFiniteError` a note on it names the function whose backward first
             gave a nan. For that the step is run twice.
         allow: Plugins that may be missing, in the bundle or here.
 

@@ -49,7 +49,7 @@ class DataRow:
     shape: tuple[int, ...]
     """The shape of the tensor; the length of a list of numbers or texts."""
     dtype: str
-    """Or the type of what is no array, such as ``"str"``."""
+    """Or a type that is no array, such as ``"str"``."""
     device: str
     """Empty for what is no tensor."""
 
@@ -108,13 +108,13 @@ def summarize(
     compiled. Modes, buffers, gradients and random generators are afterwards as they were.
 
     Args:
-        learner: Whose modules; nothing of it changes.
-        batch: What a loader yields; None for only the modules, without shapes.
+        learner: The learner of the modules; it stays unchanged.
+        batch: A batch as from a loader; None for only the modules, without shapes.
         phase: How the models are run; the standard prediction by default: ``learner.model(inputs)``.
         depth: Leave out modules with more than so many others around them; 0 is only the models.
 
     Raises:
-        PhaseError: The phase trains, or a model has parameters whose shape only a first forward will tell.
+        PhaseError: The phase trains, or a model has parameters whose shape only a first forward sets.
 
     Example::
 
@@ -126,7 +126,7 @@ def summarize(
         chosen = PredictionPhase() if phase is None else learner.phases.find(phase)
         if chosen.training:
             raise PhaseError(
-                f"summary: phase {chosen.name!r} trains; one forward is run, that changes nothing: give a phase that "
+                f"summary: phase {chosen.name!r} trains; one forward is run, without a change: give a phase that "
                 f"does not, or none"
             )
         _refuse_lazy(learner)

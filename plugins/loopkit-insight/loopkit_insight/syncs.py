@@ -47,8 +47,8 @@ ON_HOST |= {("loopkit.metrics", "add"), ("loopkit.metrics", "more"), ("loopkit.p
 class TensorReads(TorchFunctionMode, ABC):
     """While it is entered, `noticed` is called for each call that reads a tensor on the host.
 
-    On the CPU these cost nothing; on an accelerator the host waits. Counted are `READS`, transfers to the CPU, and what
-    has a size that depends on values. Not counted: optimizers of torch, whose counters lie on the host;
+    On the CPU these cost nothing; on an accelerator the host waits. Counted are `READS`, transfers to the CPU, and
+    calls whose result's size depends on values. Not counted: optimizers of torch, whose counters lie on the host;
     ``learner.log``, means, counts and `ClipGradNorm`, which read at once only what lies there; and
     `loopkit.plugins.late.LateValues`, which does not wait on an accelerator.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST, LONG = 10_000, 1000
 """Objects of the data that are looked at for generators, and of one list, dict or module."""
 LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
-"""A copy of what holds a lock holds a new one."""
+"""A copy of an object with a lock has a new lock."""
 LEAVES = (Tensor, ModuleType, CodeType, str, bytes, int, float, NoneType)
 FOREIGN = ("builtins", "loopkit", "numpy", "random", "torch")
 """Packages whose classes use only generators in their attributes, and the global ones."""
@@ -43,7 +43,7 @@ def copied(
     """A learner of deep copies, and the name of the phase.
 
     Args:
-        learner: What to copy.
+        learner: The learner to copy.
         words: The names of the plugins that are copied, or what they provide.
         phase: A phase, which need not be one of the learner's, or its name.
         added: More plugins.
@@ -92,7 +92,7 @@ def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
 
 
 def own_position(data: Any) -> Any:
-    """The same data, in an object of its own where iterations over it move something in the object."""
+    """The same data, in a copy where iterating moves the object's state."""
     if isinstance(data, Loader):
         data = copy.copy(data)
         data._place = copy.copy(data._place)

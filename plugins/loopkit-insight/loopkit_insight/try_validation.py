@@ -36,11 +36,11 @@ __all__ = ["TryValidation"]
 class TryValidation(Shown):
     """Validate on some batches before a fit trains; all is then as it was.
 
-    They are the first ones of each validation set. A mistake in the validation shows before an epoch is trained. What
-    was is back to the bit. It needs a copy of the models, and of the plugins that take part: those that make metrics,
-    set devices and precision, or declare that they read or change batches, inputs, outputs or targets. Each process
-    only looks, at the whole data. Generators that a dataset or its functions hold are put back; what else they change
-    stays so. A resumed fit is not looked at.
+    They are the first ones of each validation set. A mistake in the validation shows before an epoch is trained. Then
+    all is restored, bit for bit. It needs a copy of the models, and of the plugins that take part: those that make
+    metrics, set devices and precision, or declare that they read or change batches, inputs, outputs or targets. Each
+    process only looks, at the whole data. Generators that a dataset or its functions hold are restored; their other
+    changes stay. A resumed fit has no trial.
 
     Args:
         batches: How many batches of each set, from 1.

@@ -64,7 +64,7 @@ class Watch(Shown):
     It is put into ``learner.metrics`` as ``"<phase>/<path>"``.
 
     Args:
-        reductions: What to make of the outputs by the module's path, as in ``model.named_modules()``:
+        reductions: The reductions of the outputs by the module's path, as in ``model.named_modules()``:
             ``{"encoder.hidden": "norm"}``. With several models the path begins with the model's name:
             ``"generator.conv1"``. A reduction is over all elements of one output: ``"mean"``, ``"sum"``, ``"max"``,
             ``"min"`` or ``"norm"`` (the 2-norm), in float32, or float64 for float64 outputs.

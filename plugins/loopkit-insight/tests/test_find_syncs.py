@@ -235,7 +235,7 @@ def test_find_syncs_finds_nothing_in_the_standard_plugins_and_the_end_of_a_pass(
     find = FindSyncs(show=False)
     fit(find, Metrics(), ClipGradNorm(1.0), GradNorm(), Schedule(cosine(10)))
     assert find.found == ()
-    assert str(find) == "nothing was seen that waits for the device inside a step"
+    assert str(find) == "no call inside a step was seen to wait for the device"
 
 
 class LogsTensors:

@@ -538,7 +538,7 @@ def test_place_of_a_resumable_sampler_stays():
 def test_two_processes_are_refused():
     def each(rank):
         learner = Learner(nn.Linear(4, 1), nn.MSELoss(), SGD, plugins=[DDP()])
-        with pytest.raises(WorldError, match="in one process alone, with 2 times the batch_size"):
+        with pytest.raises(WorldError, match="in one process, with 2 times the batch_size"):
             LRFinder().run(learner, TensorLoader(torch.randn(8, 4), torch.randn(8, 1), batch_size=4))
         return True
 

@@ -162,7 +162,7 @@ def test_each_fit_is_profiled(path):
 
 
 def test_fit_that_never_reaches_the_steps_warns(path):
-    with pytest.warns(UserWarning, match=r"had 8 training steps .* step 10, so nothing was profiled"):
+    with pytest.warns(UserWarning, match=r"had 8 training steps .* step 10, so no step was profiled"):
         fit(Profile(path=path))
 
 

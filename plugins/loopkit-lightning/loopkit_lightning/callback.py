@@ -37,9 +37,9 @@ REFUSED = {
     "EMAWeightAveraging": "it swaps the module that the loop trains; use loopkit.plugins.WeightAverage",
     "BaseFinetuning": "it adds parameters to the optimizer; use loopkit.plugins.Freeze",
     "BackboneFinetuning": "it adds parameters to the optimizer; use loopkit.plugins.Freeze",
-    "LearningRateFinder": "it runs fits of its own; use LRFinder of loopkit-insight",
-    "BatchSizeFinder": "it runs fits of its own, and changes the data",
-    "ModelPruning": "it rewrites parameters, and what checkpoints hold of them",
+    "LearningRateFinder": "it runs its own fits; use LRFinder of loopkit-insight",
+    "BatchSizeFinder": "it runs its own fits, and changes the data",
+    "ModelPruning": "it rewrites parameters, and their entries in checkpoints",
     "ModelSummary": "it reads a whole LightningModule; log loopkit.logs.Graph(model)",
     "RichModelSummary": "it reads a whole LightningModule; log loopkit.logs.Graph(model)",
     "ProgressBar": "it draws the loops of a trainer; use loopkit.plugins.Progress",
@@ -90,18 +90,18 @@ class LightningCallback(Shown):
     """Run a callback of Lightning: its hooks are called at the events that they stand for.
 
     The callback gets facades in the places of its trainer and its module, which have what the supported callbacks
-    need; any other attribute is an error that names it. What it logs goes to ``learner.log``, a stop it asks for to
-    ``learner.stop``, its own state into the learner's. Its messages and its numbers are its own.
+    need; any other attribute raises an error that names it. Its logs go to ``learner.log``, its stops to
+    ``learner.stop``, its state into the learner's. Its messages and its numbers are its own.
 
     Args:
-        callback: One of `SUPPORTED`, or one of your own that is written on Lightning's ``Callback`` itself; or the name
+        callback: One of `SUPPORTED`, or your own class on Lightning's ``Callback`` itself; or the name
             of a supported one, which is then made of ``options``.
         metrics: The metrics that it calls otherwise, ``{"val_loss": "val/loss"}``; its other names are the learner's.
         log_every_n_steps: How often a callback that logs steps does so, counted in updates; 0 is never.
-        reads: What the hooks of a LambdaCallback or a callback of your own look at; by default everything, so that they
-            run last. What a supported one of Lightning's looks at is known.
-        updates: What those change in place.
-        writes: What those make.
+        reads: The states that the hooks of a LambdaCallback or of your own callback read; by default all, so that they
+            run last. For a supported one this is known.
+        updates: The states that these change in place.
+        writes: The states that these make.
         name: The plugin's name; by default ``lightning_`` and the class in snake case.
         options: For a callback given by name.
 
@@ -115,8 +115,8 @@ class LightningCallback(Shown):
     ``on_validation_epoch_end`` at ``epoch_end``, ``on_validation_end`` at ``phase_end``.
 
     Raises:
-        PluginError: The callback is not supported, or Lightning is not installed; says why and what to use.
-        UnsupportedError: During a hook: the callback uses what the facades do not have.
+        PluginError: The callback is not supported, or Lightning is not installed; gives the reason and an alternative.
+        UnsupportedError: During a hook: the callback uses an attribute that the facades do not have.
 
     Example::
 
@@ -163,7 +163,7 @@ class LightningCallback(Shown):
         self._takes_data = own.takes_data
         if not own.takes_data and (reads is not None or updates or writes):
             raise PluginError(
-                f"LightningCallback: what {who} reads and changes is known: leave out reads, updates, writes"
+                f"LightningCallback: the reads and changes of {who} are known: leave out reads, updates, writes"
             )
         self._used = {hook for hook in HOOKS if _overrides(callback, base, hook)}
         for hook in sorted(self._used & set(NEVER)) if own.takes_data else ():
@@ -191,7 +191,7 @@ class LightningCallback(Shown):
         return ()
 
     def _monitored(self) -> str:
-        """The learner's name of what an EarlyStopping monitors."""
+        """The learner's name of an EarlyStopping's metric."""
         monitor = self.callback.monitor
         metric = str(self._names.get(monitor, monitor))
         phase, slash, rest = metric.partition("/")
@@ -203,7 +203,7 @@ class LightningCallback(Shown):
         return metric
 
     def _leave_out(self) -> None:
-        """Take away the hooks that the callback does not need, so that they cost nothing."""
+        """Remove the hooks that the callback does not need, so that they have no cost."""
         stages = [stage for stage in STAGES if any(f"on_{stage}_{part}" in self._used for part in PARTS)]
         others = [stage for stage in stages if stage != "train"]
 
@@ -232,7 +232,7 @@ class LightningCallback(Shown):
 
     @hookimpl(after=("checkpoint",))  # which may load a state
     def fit_begin(self, learner: Learner) -> None:
-        """Tell the callback that the fit begins."""
+        """Run the callback's hooks for the start of the fit."""
         now = self._now
         at = None if learner.current is None else learner.current.position
         now.asked, self._checks = False, 0
@@ -248,7 +248,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Tell it that an epoch begins, unless it is resumed."""
+        """Run its hooks for the start of an epoch, unless it is resumed."""
         self._enter(learner, phase)
         if not epoch.resumed:
             stage = _stage(phase)
@@ -259,7 +259,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Tell it that a step begins."""
+        """Run its hooks for the start of a step."""
         self._enter(learner, phase, step)
         self._now.updates = learner.progress.updates
         self._call(f"on_{_stage(phase)}_batch_start", step.batch if self._takes_data else None, step.index)
@@ -267,17 +267,17 @@ class LightningCallback(Shown):
 
     @hookimpl
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Tell it that backward is about to start."""
+        """Run its hook before backward."""
         self._in_step(learner, phase, step, "on_before_backward", step.loss)
 
     @hookimpl
     def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Tell it that the gradients are there."""
+        """Run its hook after backward."""
         self._in_step(learner, phase, step, "on_after_backward")
 
     @hookimpl
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Tell it that an optimizer is about to step."""
+        """Run its hook before an optimizer steps."""
         self._in_step(learner, phase, step, "on_before_optimizer_step", step.optimizer)
 
     def _in_step(self, learner: Learner, phase: Phase, step: Step, hook: str, *values: Any) -> None:
@@ -287,7 +287,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Tell it that a step is over."""
+        """Run its hooks for the end of a step."""
         self._enter(learner, phase, step)
         batch, outputs = (step.batch, _outputs(phase, step)) if self._takes_data else (None, None)
         self._call(f"on_{_stage(phase)}_batch_end", outputs, batch, step.index)
@@ -295,7 +295,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
-        """Tell it that an epoch of another phase than training ends."""
+        """Run its hooks for the end of an epoch that does not train."""
         self._enter(learner, phase)
         if not phase.training:
             self._call(f"on_{_stage(phase)}_epoch_end")
@@ -303,7 +303,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Tell it that an epoch is over: one of training after the validation that follows."""
+        """Run its hooks after an epoch; for a training epoch after the validation that follows."""
         now = self._now
         self._enter(learner, phase)
         monitored = not self._monitor or phase.name == self._monitor.partition("/")[0]
@@ -326,7 +326,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
-        """Tell it that the fit is over, or what ended it."""
+        """Run its hooks for the end of the fit, or for the error that ended it."""
         now, fit = self._now, learner.current
         self._enter(learner)
         if fit is not None and result.reason in ("error", "signal"):
@@ -384,7 +384,7 @@ class LightningCallback(Shown):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """The callback's own state, and whether the end of an epoch is still to be told to it.
+        """The callback's own state, and whether its hooks for the end of an epoch are still to run.
 
         Raises:
             PluginError: The callback's state holds something that no plugin's state can hold.

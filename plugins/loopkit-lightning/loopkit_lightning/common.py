@@ -60,9 +60,9 @@ def load(module: str, package: str, extra: str, why: str) -> ModuleType:
 
     Args:
         module: Its full name.
-        package: What is to be installed, as a person calls it.
+        package: The package to install, as people call it.
         extra: The extra of this distribution that installs it.
-        why: What needs it, for the message.
+        why: The part that needs it, for the message.
 
     Raises:
         PluginError: The package is not installed.
@@ -81,13 +81,13 @@ def made(adapter: type, cls: type, options: Mapping[str, Any], **given: Any) -> 
     """Make an adapter's object by name.
 
         Args:
-            adapter: It takes options of its own, by name.
+            adapter: It takes its own options, by name.
     cls: The class of the object.
     options: The user's options.
     given: The adapter's options.
 
         Raises:
-            PluginError: An option is unknown or missing; says which there are.
+            PluginError: An option is unknown or missing; lists the known ones.
     """
     who = f"{adapter.__name__}({cls.__name__!r})"
     signature, own = inspect.signature(cls), inspect.signature(adapter)
@@ -116,10 +116,10 @@ def _parameters(cls: type) -> list[inspect.Parameter]:
 
 
 def plain(value: Any, who: str, path: str = "state") -> Any:
-    """A copy of a state, made of what the state of a plugin can hold.
+    """A copy of a state, in types that the state of a plugin can hold.
 
     Raises:
-        PluginError: It holds something else; says where.
+        PluginError: It holds another type; names the place.
     """
     if isinstance(value, Tensor):
         return value.detach().clone()

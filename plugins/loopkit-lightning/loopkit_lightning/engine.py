@@ -30,7 +30,7 @@ LOOP = "the loop is loopkit's"
 
 
 class PhaseState(State):
-    """``engine.state``: counters, metrics and the output; what belongs to a loop of Ignite is an error."""
+    """``engine.state``: counters, metrics and the output; attributes of an Ignite loop raise an error."""
 
     def __init__(self, who: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Refused:
 
 
 class PhaseEngine(Engine):
-    """Holds handlers and filters of events as any engine of Ignite does, and runs nothing itself.
+    """Holds handlers and filters of events as any engine of Ignite does, without running itself.
 
     Args:
         who: The handler, for messages.

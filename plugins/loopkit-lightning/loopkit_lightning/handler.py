@@ -40,9 +40,9 @@ REFUSED = {
     "FastaiLRFinder": "it runs and resets the loop; use LRFinder of loopkit-insight",
     "ReduceLROnPlateauScheduler": "it writes a temporary pickle; use loopkit.plugins.Plateau",
     "BatchSizeScheduler": "it owns the loop's data",
-    "StateParamScheduler": "it sets attributes of an engine's state, which nothing reads here; use Schedule",
+    "StateParamScheduler": "it sets attributes of an engine's state, which loopkit does not read; use Schedule",
     "TimeLimit": "use loopkit.plugins.EarlyStopping(criterion=loopkit.criteria.TimeLimit(...))",
-    "Timer": "it is driven by a loop's events with no state of its own; use FitResult.seconds or loopkit_insight",
+    "Timer": "it is driven by a loop's events, without a state; use FitResult.seconds or loopkit_insight",
     "BasicTimeProfiler": "it measures a loop of Ignite; use loopkit_insight.Profile",
     "HandlersTimeProfiler": "it measures a loop of Ignite; use loopkit_insight.Profile",
     "EpochOutputStore": "it keeps the outputs of a loop of Ignite; use learner.predict",
@@ -90,9 +90,9 @@ KINDS = {
 class IgniteHandler(Shown):
     """Run a handler of Ignite, attached to an engine that fires its events.
 
-    The engine of the training phase is a trainer: ``STARTED`` and ``COMPLETED`` come once a fit. That of any other
-    phase is an evaluator, each of whose epochs is a run of one epoch of Ignite. ``engine.state`` has ``epoch``,
-    ``iteration``, ``max_epochs``, ``epoch_length``, ``metrics`` (those of the phase, without its name:
+    The engine of the training phase is a trainer: ``STARTED`` and ``COMPLETED`` come once a fit. The engine of any
+    other phase is an evaluator, each of whose epochs is a run of one epoch of Ignite. ``engine.state`` has ``epoch``,
+    ``iteration``, ``max_epochs``, ``epoch_length``, ``metrics`` (of the phase, without its name:
     ``metrics["loss"]``) and, at ``ITERATION_COMPLETED``, ``output``: the loss of a training step, detached, else the
     pair of outputs and targets. ``engine.terminate()`` is ``learner.stop``. Any other attribute is an error that names
     it.
@@ -113,8 +113,8 @@ class IgniteHandler(Shown):
     standard display, and is drawn by the first process only.
 
     Raises:
-        PluginError: The handler is not supported, or Ignite is not installed; says why and what to use.
-        UnsupportedError: The handler uses what the engine does not have.
+        PluginError: The handler is not supported, or Ignite is not installed; gives the reason and an alternative.
+        UnsupportedError: The handler uses an attribute that the engine does not have.
 
     Example::
 
@@ -168,7 +168,7 @@ class IgniteHandler(Shown):
         self._fired = False
         """An event has come in this fit."""
         if attach and self.kind != "ProgressBar":
-            raise PluginError(f"IgniteHandler: attach= is for ProgressBar alone; {who} is called at its event")
+            raise PluginError(f"IgniteHandler: attach= is only for ProgressBar; {who} is called at its event")
         self._set_up(_event(own.event if event is None else event), dict(attach or {}))
         self._leave_out()
 
@@ -188,7 +188,7 @@ class IgniteHandler(Shown):
         return made(IgniteHandler, getattr(ignite.handlers, name), options, **given)
 
     def _set_up(self, event: Any, attach: dict[str, Any]) -> None:
-        """Attach the handler, and say what it reads and changes."""
+        """Attach the handler, and declare its reads and changes."""
         engine, handler = self._engine, self.handler
         if self.kind == "ProgressBar":
             handler.pbar_cls = type("Bar", (handler.pbar_cls,), {"monitor_interval": 0})  # no thread to watch bars
@@ -214,7 +214,7 @@ class IgniteHandler(Shown):
             )
 
     def _leave_out(self) -> None:
-        """Take away the hooks that the handler does not need, so that they cost nothing."""
+        """Remove the hooks that the handler does not need, so that they have no cost."""
         for hook in ("epoch_begin", "step_begin", "step_end", "phase_end"):
             if hook not in self._needed:
                 setattr(self, hook, None)

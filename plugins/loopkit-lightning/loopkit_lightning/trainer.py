@@ -182,7 +182,7 @@ class Trainer(Facade):
 
     @property
     def lr_scheduler_configs(self) -> list[Any]:
-        """None: what schedules the learning rate is a plugin."""
+        """None: a plugin schedules the learning rate."""
         return []
 
     @property
@@ -274,7 +274,7 @@ class Module(Facade):
     ) -> None:
         """``learner.log`` of the value as it is: no mean over the epoch or over processes is made.
 
-        The options that are for such a mean do nothing.
+        The options for such a mean have no effect.
         """
         for option, given in {"on_epoch": on_epoch, "sync_dist": sync_dist}.items():
             if given:

@@ -416,7 +416,7 @@ def plateau():
         (lambda: IgniteHandler(lambda engine: None), r"call_on makes a plugin of a function"),
         (lambda: IgniteHandler(known.TerminateOnNan), "TerminateOnNan is a class"),
         (lambda: IgniteHandler(known.TerminateOnNan(), patience=3), "'patience' is an option for a handler"),
-        (lambda: IgniteHandler("TerminateOnNan", attach={"metric_names": "all"}), "attach= is for ProgressBar alone"),
+        (lambda: IgniteHandler("TerminateOnNan", attach={"metric_names": "all"}), "attach= is only for ProgressBar"),
         (lambda: IgniteHandler("TerminateOnNan", "iteration_ended"), "there is no event 'iteration_ended'"),
         (lambda: IgniteHandler("TerminateOnNan", Events.GET_BATCH_STARTED), "GET_BATCH_STARTED never comes here"),
         (lambda: IgniteHandler("TerminateOnNan", 3), "event is 3"),

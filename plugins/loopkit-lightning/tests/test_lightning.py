@@ -503,7 +503,7 @@ class Saves(known.Callback):
             lambda: LightningCallback(known.Timer(), duration=1),
             "'duration' is an option for a callback that is given by",
         ),
-        (lambda: LightningCallback(known.Timer(), reads=("loss",)), "is known: leave out reads"),
+        (lambda: LightningCallback(known.Timer(), reads=("loss",)), "are known: leave out reads"),
         (lambda: LightningCallback("LearningRateMonitor", log_every_n_steps=-1), "log_every_n_steps is -1"),
         (lambda: LightningCallback("LearningRateMonitor", log_every_n_steps=2.5), "log_every_n_steps is 2.5"),
         (lambda: LightningCallback("EarlyStopping", monitor=None), "EarlyStopping monitors None"),

@@ -80,7 +80,7 @@ class AverageParameters(Member):
     middle of an epoch each has its own. The first training epoch of a fit begins with rank 0's parameters and buffers.
 
     What one process asks for (a stop, a save, a signal) happens in all of them at the next average, where, unless it is
-    under way while training continues, the state of one is that of all: see `synced`.
+    under way while training continues, all have the same state: see `synced`.
 
     An average that runs while training continues (see ``delay``) keeps the updates made in the meantime: the parameters
     become ``local + (average - snapshot)``. Buffers and moments are then taken as they were averaged.
@@ -93,11 +93,11 @@ class AverageParameters(Member):
     Args:
         when: How often: `EverySteps`, `Cadence` or `Free`.
         how: By which way: `Collective` or `ThroughHost`.
-        moments: What becomes of the optimizers' states at an average. ``"local"``: each process keeps its own.
+        moments: How the optimizers' states change at an average. ``"local"``: each process keeps its own.
             ``"average"``: the tensors that have the parameter's shape and are there in all processes are averaged as
             the parameters are; numbers of steps stay as they are. ``"reset"``: they are dropped.
         outer: Makes an optimizer over the averaged parameters: the difference from the last to the new average is its
-            gradient, what it makes of it takes the average's place. Its state is equal in all processes, and is saved.
+            gradient, its result takes the average's place. Its state is equal in all processes, and is saved.
         shard: As in `Member`; `Cadence` and `Free` need it.
         tail: As in `Member`; for `EverySteps`, and for validation.
         backend: As in `Member`.
@@ -122,7 +122,7 @@ class AverageParameters(Member):
 
     name = "average_parameters"
     agrees_in_steps = False
-    """Only at averages, where whoever asks for something says so with its numbers."""
+    """Only at averages, where each request travels with the numbers."""
     owns = ("grads.sync", "params.sync")
 
     def __init__(
@@ -148,7 +148,7 @@ class AverageParameters(Member):
             raise PluginError(f"AverageParameters: outer is {outer!r}: it is a function params -> optimizer")
         if isinstance(when, Free) and how.delay == 0:
             raise PluginError(
-                f"AverageParameters: with Free(...) nobody waits for an average, but how is {how!r}: give "
+                f"AverageParameters: Free(...) does not wait for an average, but how is {how!r}: give "
                 f"Collective(delay=None) or ThroughHost()"
             )
         if isinstance(when, Cadence) and not shard:
@@ -185,7 +185,7 @@ class AverageParameters(Member):
 
     @property
     def synced(self) -> bool:
-        """Whether all processes have the same parameters now, so that the state of one is that of all."""
+        """Whether all processes have the same parameters now, so that all have the same state."""
         return self.world.size == 1 or (self._steps == 0 and self._pending is None)
 
     # The data and the beginning
@@ -237,8 +237,8 @@ class AverageParameters(Member):
             if not isinstance(epoch.data, Rounds):
                 raise WorldError(
                     f"{type(self.when).__name__}(...) needs to share out the data of phase {phase.name!r}: give fit, "
-                    f"run or learner.epoch(data=...) a loader of loopkit.data, not batches of your "
-                    f"own; or use EverySteps(...)"
+                    f"run or learner.epoch(data=...) a loader of loopkit.data, not your own batches; or "
+                    f"use EverySteps(...)"
                 )
             self._round = epoch.data
         if not self._equal:
@@ -314,7 +314,7 @@ class AverageParameters(Member):
             self.agree(epoch)
 
     def _begin(self, learner: Learner, epoch: Epoch, background: bool) -> None:
-        """Begin an average with what is there now; without a background, end it too."""
+        """Begin an average of the current values; without a background, finish it as well."""
         begin = time.perf_counter()
         parts = self._parts(learner)
         through_host = isinstance(self.how, ThroughHost)
@@ -392,7 +392,7 @@ class AverageParameters(Member):
             self._report(average.table)
 
     def _report(self, table: list[list[float]]) -> None:
-        """Tell the controller what all processes have measured."""
+        """Give the controller the measurements of all processes."""
         self._meet = self._meet or any(row[WANTED] for row in table)
         if self.controller is not None and any(row[UPDATES] for row in table):
             columns = list(zip(*table, strict=True))

@@ -26,18 +26,18 @@ class Parts:
     params: list[Tensor] = field(default_factory=list)
     """Averaged; training in the meantime is kept."""
     others: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    """Floating buffers and moments: those that all processes have are averaged."""
+    """Floating buffers and moments, averaged if all processes have them."""
     counts: list[Tensor] = field(default_factory=list)
     """Other dtypes than floating ones: rank 0's values are taken."""
     arrival: devices.Arrival = field(default_factory=lambda: devices.Arrival(()))
     """Before it, they are not to be read."""
 
     def tensors(self) -> list[Tensor]:
-        """All of them, in an order of its own."""
+        """All of them, in a fixed order."""
         return [*self.params, *self.others.values(), *self.counts]
 
     def snapshot(self, host: bool) -> Parts:
-        """A copy, in the host's memory or where they are; nobody waits for it where that can be."""
+        """A copy, in the host's memory or where they are, without waiting where possible."""
         tensors = self.tensors()
         copies = iter(to_host(tensors) if host else [tensor.detach().clone() for tensor in tensors])
         params = [next(copies) for _ in self.params]
@@ -48,15 +48,15 @@ class Parts:
 class Average:
     """One average over all processes, each of which makes one at the same point of its program.
 
-    First the processes exchange some numbers, the first of which is the weight. Who comes early waits there; so what
-    comes after it takes the time that the tensors take, whoever was late. If all weights are 0 nothing is averaged.
+    First the processes exchange some numbers, the first of which is the weight. Who comes early waits there; the
+    rest then takes the time of the tensors, whoever was late. If all weights are 0 there is no average.
 
     Args:
-        parts: What is averaged; not to be changed until it is over.
+        parts: The tensors to average; not to be changed until it is over.
         numbers: This process's; the first one is its weight.
         group: For the tensors.
-        control: For the numbers; a group of Gloo's that nobody else uses.
-        after: Called with the averaged parameters; what it returns takes their place.
+        control: For the numbers; a Gloo group only for this.
+        after: Called with the averaged parameters; its result takes their place.
         measure: Measure the divergence.
         background: Do it in a thread.
     """
@@ -116,7 +116,7 @@ class Average:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Average:
-        """One that is over, made from what `state_dict` returned."""
+        """One that is over, made from the result of `state_dict`."""
         average = cls(Parts([tensor.clone() for tensor in state["snapshot"]]), (), background=True)
         if state["params"] is not None:
             others = {tuple(key): tensor.clone() for key, tensor in state["others"]}
@@ -196,7 +196,7 @@ def weighted_mean(tensors: Sequence[Tensor], share: float, group: Any = None) ->
 
     Args:
         tensors: Floating or complex, of the same shapes in all processes.
-        share: This process's; those of all are to add up to 1. With 0 the values are not looked at.
+        share: This process's; all shares add up to 1. With 0 the values are not read.
         group: Of ``torch.distributed``.
     """
     means: list[Tensor] = [torch.empty(0)] * len(tensors)
@@ -216,7 +216,8 @@ def weighted_mean(tensors: Sequence[Tensor], share: float, group: Any = None) ->
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies in the host's memory: one for each 64 MiB, dtype and device; a `devices.Arrival` says when they are there.
+    """Copies in the host's memory: one for each 64 MiB, dtype and device; a `devices.Arrival` waits until they are
+    there.
 
     Args:
         tensors: They may be on the host already.
@@ -232,7 +233,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def to_devices(values: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
-    """Values where targets are, in their dtypes; one copy for each 64 MiB, dtype and device, which nobody waits for.
+    """Values where targets are, in their dtypes; one copy for each 64 MiB, dtype and device, without waiting.
 
     Args:
         values: All on the host, or each where its target is.

@@ -27,8 +27,8 @@ RISES = 3
 class EverySteps:
     """Average after every so many updates; each process makes the same steps.
 
-    With ``accumulate=a`` an update is ``a`` steps, be it applied, skipped or cancelled, so that the processes never
-    differ in what they count.
+    With ``accumulate=a`` an update is ``a`` steps, applied, skipped or cancelled, so that all processes
+    have the same counts.
 
     Args:
         steps: Updates between two averages, from 1.
@@ -46,7 +46,7 @@ class Cadence:
 
     Args:
         anchor: Updates of the slowest process between two averages at first; less than this only the guard makes it.
-        overhead_target: What an average may cost, as a part of the time that the slowest process computes, from 0.01
+        overhead_target: The cost of an average, as a part of the time that the slowest process computes, from 0.01
             to 0.5. While it costs more, the anchor grows to where it would cost just this, at most twofold at a time;
             below half of it the anchor shrinks by 1.
         max_anchor: The anchor's upper end.
@@ -78,9 +78,9 @@ class Cadence:
 
 @dataclass(frozen=True)
 class Free(Cadence):
-    """As `Cadence`, but nobody waits for the slowest: the average is made while the next round runs.
+    """As `Cadence`, without waiting for the slowest: the average is made while the next round runs.
 
-    A process may be one round ahead of the others, and the numbers of a round follow from what was measured two rounds
+    A process may be one round ahead of the others, and the numbers of a round follow from the times measured two rounds
     before. It is the choice where speeds fluctuate; the parameters of the processes are never all equal but at the end
     of an epoch.
     """
@@ -89,7 +89,7 @@ class Free(Cadence):
 class Controller:
     """How many updates each process makes until the next average, from how long it took before.
 
-    It has no clock and asks nobody: processes that report the same numbers get the same counts.
+    It has no clock and sends no message: processes that report the same numbers get the same counts.
 
     Args:
         cadence: The bounds.
@@ -126,7 +126,7 @@ class Controller:
     def report(
         self, wall_ms: Sequence[float], counts: Sequence[float], sync_ms: float, divergence: float | None = None
     ) -> list[int]:
-        """Take in what a round took; returns the counts of the next full one.
+        """Take in the times of a round; returns the counts of the next full one.
 
         Args:
             wall_ms: Milliseconds that each process took for its steps, without waiting for others.
@@ -248,7 +248,7 @@ def divide(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def _smoothed(old: float | None, new: float) -> float:
-    """The more a measurement differs from what was known, the more it counts: jitter is ignored, a change is not."""
+    """A measurement counts more if it differs more: jitter is ignored, a change is not."""
     if old is None:
         return new
     weight = min(max(abs(new - old) / old, SLOWEST), QUICKEST)

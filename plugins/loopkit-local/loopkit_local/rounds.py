@@ -19,19 +19,19 @@ __all__ = ["Rounds"]
 class Rounds(Shown):
     """This process's batches of a loader that several processes go through together, each batch once.
 
-    A round is a run of consecutive batches in the epoch's order: first those of rank 0, then those of rank 1, and so
-    on, as many as the controller says when the round begins. All processes compute the same plan, since their
-    controllers were told the same. How many steps a process will make in an epoch is not known, so this has no length.
+    A round is a run of consecutive batches in the epoch's order: first the share of rank 0, then rank 1, and so
+    on, as many as the controller sets when the round begins. All processes compute the same plan, since their
+    controllers got the same numbers. The number of steps of a process in an epoch is not known: this has no length.
 
-    A state is that of the whole, not of one process: saved between two rounds it resumes with any number of processes.
-    In the middle of a round each process is at a place of its own, and must resume from its own state.
+    A state is of the whole, not of one process: saved between two rounds it resumes with any number of processes.
+    In the middle of a round each process is at another place, and must resume from its own state.
 
     Args:
         source: The whole data, the same in all processes. It is not moved.
         controller: Fed the same numbers in all processes.
         rank: Of this process.
         size: How many processes there are.
-        accumulate: Batches per update: what the controller counts are updates.
+        accumulate: Batches per update: the controller counts updates.
 
     Raises:
         LoaderError: The source is the part of one process.
@@ -142,7 +142,7 @@ class Rounds(Shown):
         if middle is not None and (len(middle["counts"]), middle["rank"]) != (self._size, self._rank):
             raise LoaderError(
                 f"the state was saved by rank {middle['rank']} of {len(middle['counts'])} in the middle of a round, "
-                f"where each process has parameters and a place of its own; this is rank {self._rank} of {self._size}. "
+                f"where each process has its own parameters and place; this is rank {self._rank} of {self._size}. "
                 f"Save at the end of a round or of an epoch, or load in each process what it saved itself"
             )
         self._epoch, self._start, self._begun = state["epoch"], state["position"], False

@@ -832,7 +832,7 @@ def test_what_cannot_work_is_refused_in_all_processes(what, words):
 
 
 def _different_at_once(rank):
-    with pytest.raises(WorldError, match="model 'model' of rank 1 is not that of rank 0") as caught:
+    with pytest.raises(WorldError, match="model 'model' of rank 1 differs from rank 0") as caught:
         learner_of(AverageParameters(), model=nn.Linear(6, 3 + rank))
     return str(caught.value)
 

@@ -68,8 +68,8 @@ class ConfusionMatrix(Metric):
     Not a number: ``Metrics`` logs it as a table, and keeps it out of ``learner.metrics``.
 
     Args:
-        normalize: ``"true"``: shares of each row; ``"pred"``: of each column; ``"all"``: of all samples. What has no
-            sample is 0.
+        normalize: ``"true"``: shares of each row; ``"pred"``: of each column; ``"all"``: of all samples. Without
+            samples it is 0.
         labels: The classes' names.
         ignore_index: Targets of this value do not count.
         axis: The axis of the classes, -1 or 1; needed only where the shapes leave it open.
@@ -145,7 +145,7 @@ class IoU(ClassCounts):
 
 
 class Dice(ClassCounts):
-    """Dice coefficient of what was predicted, per class and averaged: 2 hits / (predictions + targets).
+    """Dice coefficient of the predictions, per class and averaged: 2 hits / (predictions + targets).
 
     It is `loopkit.metrics.F1` under the name that segmentation uses. Of each image first, and then averaged, it is
     another number: a function of outputs and targets gives that.
@@ -196,7 +196,8 @@ class Ranking(Kept):
         if outputs.ndim == 2 and outputs.shape[1] > 1 and targets.shape == outputs.shape[:1]:
             if self.from_logits is None:
                 raise ValueError(
-                    f"{type(self).__name__}: outputs are {describe(outputs)}, of several classes: say from_logits=True "
+                    f"{type(self).__name__}: outputs are {describe(outputs)}, of several classes: give "
+                    f"from_logits=True "
                     f"for raw outputs, from_logits=False for probabilities"
                 )
             outputs = outputs.softmax(1) if self.from_logits else outputs

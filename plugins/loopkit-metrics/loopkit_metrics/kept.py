@@ -47,7 +47,7 @@ class Kept(Metric):
 
 
 class Quantile(Kept):
-    """Quantiles of what a function gives for each sample, such as the error below which 95 % of the samples are.
+    """Quantiles of a function's value for each sample, such as the error below which 95 % of the samples are.
 
     Args:
         function: ``function(outputs, targets) -> (batch, ...)``; its name is the metric's.

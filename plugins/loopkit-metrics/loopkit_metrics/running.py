@@ -17,7 +17,7 @@ from loopkit.metrics import Mean, Metric
 class ExponentialMean(Mean):
     """Mean of a number that the phase puts on its steps, in which each step counts ``beta`` times the one after it.
 
-    It is weighted by ``step.weight`` too, so that of several processes it is the mean of the whole batches. The first
+    It is weighted by ``step.weight`` too, so with several processes it is the mean of the whole batches. The first
     steps are not drawn to 0.
 
     Args:

@@ -1,4 +1,4 @@
-"""The backend for `LogTo`: what is logged goes into a spool, and from there to the server."""
+"""The backend for `LogTo`: logs go into a spool, and from there to the server."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ STATUS = {"error": "FAILED", "signal": "KILLED"}
 class MLflow(Backend):
     """Log to an MLflow tracking server: parameters, metrics, artifacts and checkpoints.
 
-    What is logged is first written to a spool, a directory of its own below ``spool``; a thread sends it from there.
-    The server may be slow, go away and come back, or never answer: training continues, with one warning, and what the
-    server does not have stays in the spool. ``loopkit mlflow send SPOOL`` sends it later, and so does a run that goes
-    on from a checkpoint. The server gets everything in order, and once (README: what that means).
+    Logs are first written to a spool, a directory below ``spool``; a thread sends them from there.
+    The server may be slow, go away and come back, or never answer: training continues, with one warning, and the
+    rest stays in the spool. ``loopkit mlflow send SPOOL`` sends it later, and so does a run that
+    resumes from a checkpoint. The server gets everything in order, and once (README: details).
 
     Scalars become metrics (the step is the number of training steps), `Hyperparameters` parameters, and `Text`,
-    `Image`, `Figure`, `Table`, `Histogram`, `Audio`, `File` and `Graph` artifacts. What is logged as ``loss`` in the
-    phase ``train`` is called ``train/loss``.
+    `Image`, `Figure`, `Table`, `Histogram`, `Audio`, `File` and `Graph` artifacts. ``loss`` in the
+    phase ``train`` is logged as ``train/loss``.
 
     Args:
         tracking_uri: The server's address, such as ``"http://127.0.0.1:5000"``, or a database of this machine without a
@@ -157,7 +157,7 @@ class MLflow(Backend):
 
     @property
     def run_id(self) -> str | None:
-        """The run's id on the server, once the server has said it."""
+        """The run's id on the server, once it is known."""
         return None if self._thread is None else self._thread.sender.run_id
 
     def open(self, run: Run) -> None:
@@ -237,7 +237,7 @@ class MLflow(Backend):
         self._state = dict(state)
 
     def close(self, result: FitResult | None) -> None:
-        """Wait for what is left to be sent, at most ``wait`` seconds; say what is left then."""
+        """Wait for the rest to be sent, at most ``wait`` seconds; warn if some is left then."""
         if self._spool is None or self._thread is None:
             return
         spool, thread = self._spool, self._thread
@@ -271,7 +271,7 @@ class MLflow(Backend):
                     self._look_ahead(spool, state["offset"])
                     return spool
             except (SpoolError, CheckpointError) as error:
-                self._warn("spool", f"{error}. This run goes on with a new spool, for the same run of MLflow")
+                self._warn("spool", f"{error}. This run continues with a new spool, for the same run of MLflow")
         same = {"source": state["source"], "run_id": state["run_id"]} if state else {}
         self._staged.clear()
         try:
@@ -453,12 +453,12 @@ class MLflow(Backend):
     # Troubles
 
     def _say(self) -> None:
-        """Warn of what is in the sender's way, once; here, since the sender's thread is not the user's."""
+        """Warn once of the sender's problem; here, since the sender's thread is not the user's."""
         assert self._thread is not None
         if problem := self._thread.problem:
-            self._warn("problem", f"{problem}. Training goes on, and what is logged waits in {self.spool}")
+            self._warn("problem", f"{problem}. Training continues, and logs wait in {self.spool}")
         if refusal := self._thread.sender.refusal:
-            self._warn("refusal", f"{refusal}. What the server refuses is kept in {self.spool}, refused.jsonl")
+            self._warn("refusal", f"{refusal}. Rejected items are kept in {self.spool}, refused.jsonl")
 
     def _warn(self, about: str, text: str) -> None:
         if f"/{about}" not in self._warned:
@@ -501,7 +501,7 @@ def mlflow(
 
 
 def _identity(item: dict[str, Any]) -> tuple[Any, ...]:
-    """The identity of a metric or an artifact, equal to that of the same one logged before a restart."""
+    """The identity of a metric or an artifact, the same as before a restart."""
     if "path" in item:
         return item["path"], item.get("sha256")
     return item["key"], item["step"], item["value"]

@@ -18,7 +18,7 @@ CONNECT, READ, UPLOAD = 3.05, 10.0, 60.0
 """Seconds until there is a connection, until an answer comes, and until the one to an upload does."""
 
 REFUSES, LATER = (400, 413, 422), (408, 425, 429)
-"""Answers that are about what was sent, and those that say to try again."""
+"""Answers that reject the request, and answers that ask for another try."""
 
 
 class ServerError(LoopkitError):
@@ -26,7 +26,7 @@ class ServerError(LoopkitError):
 
 
 class Unavailable(ServerError):
-    """No answer, or one that says that the server is at fault: it may go well later. It may even have gone well."""
+    """No answer, or an answer that the server failed: it may succeed later, or have succeeded."""
 
 
 class Refused(ServerError):
@@ -34,14 +34,14 @@ class Refused(ServerError):
 
 
 class Denied(ServerError):
-    """Nothing can be sent until somebody changes something: rights, the experiment, the run, the address."""
+    """Sending fails until rights, the experiment, the run or the address are changed."""
 
 
 def check_uri(uri: str) -> str:
     """The address without a slash at its end.
 
     Raises:
-        PluginError: It is not that of a server, or holds a password, which would be written into the spool.
+        PluginError: It is not a server's address, or holds a password, which would be written into the spool.
     """
     if isinstance(uri, str) and uri.startswith("sqlite:///") and len(uri) > len("sqlite:///"):
         return uri
@@ -65,7 +65,7 @@ def check_uri(uri: str) -> str:
 
 
 class Answer(dict[str, Any]):
-    """An object of an answer; one without a key that a server of MLflow's would give is somebody else's."""
+    """An object of an answer; without a key of MLflow's answers it is from another server."""
 
     def __missing__(self, key: str) -> Any:
         raise Denied(f"the server answered without {key!r}, with {str(dict(self))[:60]}: it is no MLflow server")
@@ -177,7 +177,7 @@ def store_artifact(file: Path, artifact_uri: str, path: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause, which is the one that says something."""
+    """The innermost cause, which has the best message."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"

@@ -26,9 +26,9 @@ def main(words: Sequence[str]) -> int:
     send = commands.add_parser("send", help="send what the server does not have yet")
     send.add_argument("spool", type=Path, help="a spool, or the directory of several")
     send.add_argument("--uri", help="the server's address, if it has a new one")
-    send.add_argument("--refused", action="store_true", help="try again what the server refused, too")
+    send.add_argument("--refused", action="store_true", help="send rejected items again")
     send.add_argument("--patience", type=float, default=30.0, metavar="SECONDS", help="give up after (default: 30)")
-    show = commands.add_parser("show", help="say what is left, without asking the server")
+    show = commands.add_parser("show", help="list the rest, without asking the server")
     show.add_argument("spool", type=Path, help="a spool, or the directory of several")
     given = parser.parse_args(list(words))
     try:

@@ -34,8 +34,8 @@ class Sender:
     """Sends what a spool holds. It may be used by one thread at a time, and waits for the server at most as `Client`.
 
     The run is found by its tag ``loopkit.source``, or made: if the answer to the call that made it was lost, it is
-    found. Each request carries the tag ``loopkit.sent``, the number of its last batch. After a call of which nobody
-    knows whether it went well, that tag says so; what it has is not sent again.
+    found. Each request carries the tag ``loopkit.sent``, the number of its last batch. If the result of a call is
+    unknown, that tag shows it; batches that arrived are not sent again.
     """
 
     def __init__(self, spool: Spool, client: Client) -> None:
@@ -76,10 +76,10 @@ class Sender:
         return len(batches)
 
     def send_refused(self) -> tuple[int, int]:
-        """Send refused items again; returns how many there were, and how many the server refused again.
+        """Send rejected items again; returns how many there were, and how many the server rejected again.
 
         Raises:
-            ServerError: The server cannot be reached; nothing is lost.
+            ServerError: The server cannot be reached; all items are kept.
         """
         if not self._known:
             self._connect()
@@ -128,7 +128,7 @@ class Sender:
 
     def _active(self, run: dict[str, Any]) -> dict[str, Any]:
         if run["info"]["lifecycle_stage"] != "active":
-            raise Denied(f"run {run['info']['run_id']} on {self.client.uri} was deleted: restore it, and it goes on")
+            raise Denied(f"run {run['info']['run_id']} on {self.client.uri} was deleted: restore it to continue")
         return run
 
     def _find(self, experiment: str) -> dict[str, Any] | None:
@@ -172,7 +172,7 @@ class Sender:
         self._log([*items, ("tags", {"key": SENT_TAG, "value": f"{self.spool.header.log}:{last['seq']}"})])
 
     def _log(self, items: list[Item]) -> None:
-        """Send items of a run; those that the server does not take are set aside, one by one."""
+        """Send items of a run; rejected ones are set aside, one by one."""
         body: dict[str, Any] = {kind: [item for each, item in items if each == kind] for kind in KINDS}
         try:
             self.client.post(
@@ -211,7 +211,7 @@ class Sender:
 class SenderThread(threading.Thread):
     """Send the content of a spool during the run.
 
-    It ends with the process, whatever it is waiting for. `problem` says what is in the way, if something is.
+    It ends with the process, whatever it is waiting for. `problem` is its present problem, or empty.
     """
 
     def __init__(self, sender: Sender) -> None:
@@ -276,7 +276,7 @@ def experiment_id(client: Client, name: str) -> str:
     """The id of an experiment, which is made if there is none of this name.
 
     Raises:
-        ServerError: The server does not say, or the experiment was deleted.
+        ServerError: The server does not answer, or the experiment was deleted.
     """
     for attempt in range(2):
         try:
@@ -295,7 +295,7 @@ def experiment_id(client: Client, name: str) -> str:
 
 
 def make_run(client: Client, experiment: str, name: str | None, tags: dict[str, str], start: int) -> dict[str, Any]:
-    """Make a run, and return what the server says of it."""
+    """Make a run, and return the server's description."""
     given = {} if name is None else {"run_name": name}
     listed = [{"key": key, "value": value} for key, value in tags.items()]
     run: dict[str, Any] = client.post("runs/create", experiment_id=experiment, start_time=start, tags=listed, **given)[

@@ -40,7 +40,7 @@ class Header:
     source: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The run is found by it, as the value of its tag ``loopkit.source``."""
     log: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Tells this file of batches from another one for the same run."""
+    """The id of this file of batches among several for the same run."""
     run_id: str | None = None
     """The run, if it was there before the spool."""
 
@@ -61,7 +61,7 @@ class Spool:
     """Batches in order, each with a number from 1, in ``log.jsonl``, which only grows; and what was sent of it.
 
     One line is one batch: ``{"seq": 1, "metrics": [...], "params": [...], "tags": [...], "artifacts": [...],
-    "status": {...}}``, in the form in which MLflow takes them; keys that hold nothing are left out. The files of a
+    "status": {...}}``, in MLflow's form; empty keys are left out. The files of a
     batch lie in a directory of ``files/`` until they are sent. A line without its end, as a kill in the middle of
     writing leaves it, does not count.
 
@@ -207,7 +207,7 @@ class Spool:
         return path
 
     def drop_files(self, artifacts: Iterable[dict[str, Any]]) -> None:
-        """Remove the files of artifacts that were sent; those that were refused stay."""
+        """Remove the files of artifacts that were sent; rejected ones stay."""
         kept = {each["item"].get("file") for each in self.refused}
         for file in {artifact["file"] for artifact in artifacts} - kept:
             path = self.directory / file
@@ -250,7 +250,7 @@ class Spool:
                 file.write(_line({"kind": kind, "item": item, "why": why}))
 
     def forget_refused(self) -> None:
-        """Start again with the refused items."""
+        """Start again with the rejected items."""
         (self.directory / REFUSED).unlink(missing_ok=True)
 
 

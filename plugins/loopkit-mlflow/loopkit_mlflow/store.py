@@ -45,7 +45,7 @@ class Store(Client):
         store_artifact(file, artifact_uri, path)
 
     def close(self) -> None:
-        """Nothing is open: mlflow keeps the engine of the database."""
+        """Do not close: mlflow keeps the engine of the database."""
 
     def _answer(self, call: str, given: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -94,7 +94,7 @@ class Store(Client):
 
 
 def _run(run: Any) -> dict[str, Any]:
-    """A run as the REST API tells it, with what is read of it."""
+    """A run in the form of the REST API, with the fields that are read."""
     info = {name: getattr(run.info, name) for name in ("run_id", "artifact_uri", "lifecycle_stage", "status")}
     return {"run": {"info": info, "data": {"tags": [{"key": k, "value": v} for k, v in run.data.tags.items()]}}}
 

@@ -306,7 +306,7 @@ def test_a_server_that_goes_away_and_comes_back_gets_the_rest(
         network.mode = "good"
 
     stack = [LogLoss(), LogTo(log, every=1), At(4, go_away), At(9, come_back)]
-    with pytest.warns(UserWarning, match="Training goes on") as warned:
+    with pytest.warns(UserWarning, match="Training continues") as warned:
         make_learner(*stack).fit(batches, epochs=3)
     assert len(warned) == 1
     assert mlflow_server.history(experiment, "train/loss") == losses(make_learner, batches, 12)
@@ -322,7 +322,7 @@ def test_a_server_that_is_killed_and_started_again_gets_the_rest(
         learner = make_learner(LogLoss(), LogTo(log, every=1), notice)
         learner.fit(batches, epochs=1)
         log._thread.join(60)
-    with pytest.warns(UserWarning, match="Training goes on") as warned:
+    with pytest.warns(UserWarning, match="Training continues") as warned:
         learner.fit(batches, epochs=2)
     assert len(warned) == 1
     log._thread.join(60)
@@ -342,7 +342,7 @@ def test_the_end_of_the_fit_waits_no_longer_than_it_may(
     if mode == "slow":  # nothing is wrong yet
         learner.fit(batches, epochs=1)
     else:
-        with pytest.warns(UserWarning, match="Training goes on"):
+        with pytest.warns(UserWarning, match="Training continues"):
             learner.fit(batches, epochs=1)
     assert "loopkit mlflow send" in capsys.readouterr().err
 
@@ -352,7 +352,7 @@ def test_what_is_left_is_sent_by_the_command(
 ):
     network.mode = "away"
     log = backend(network.uri, wait=0.0)
-    with pytest.warns(UserWarning, match="Training goes on"):
+    with pytest.warns(UserWarning, match="Training continues"):
         make_learner(LogLoss(), LogTo(log), At(2, lambda _: wait_until(lambda: log._thread.problem))).fit(
             batches, epochs=1
         )
@@ -474,7 +474,7 @@ def test_a_damaged_spool_does_not_stop_a_resume(make_learner, batches, backend, 
     make_learner(*stack(first)).fit(batches, epochs=1)
     with (first.spool / "log.jsonl").open("ab") as file:
         file.write(b"\0\0\0\n")  # as a machine that lost its power leaves it
-    with pytest.warns(UserWarning, match=r"is damaged .* goes on with a new spool") as warned:
+    with pytest.warns(UserWarning, match=r"is damaged .* continues with a new spool") as warned:
         make_learner(*stack(backend())).fit(batches, epochs=2)
     assert len(warned) == 1
     assert mlflow_server.history(experiment, "train/loss") == losses(make_learner, batches, 8)
@@ -494,7 +494,7 @@ def test_two_runs_from_one_checkpoint_do_not_write_one_spool(
         )
 
     def begin_another(learner):
-        with pytest.warns(UserWarning, match=r"is locked by this process.* goes on with a new spool"):
+        with pytest.warns(UserWarning, match=r"is locked by this process.* continues with a new spool"):
             branch("c").fit(batches, epochs=2)
 
     branch("b", At(6, begin_another)).fit(batches, epochs=2)

@@ -1,4 +1,4 @@
-"""The words that the commands take, apart from what carries them out: whoever checks them need not import that."""
+"""The arguments of the commands, without the code that runs them: they can be checked without importing it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["await_ctrl_c", "heed_ctrl_c", "monitor", "watch"]
 
 def monitor(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Give a parser the words of ``loopkit monitor``."""
-    parser.description = "Show runs in a page, while they go on and afterwards."
+    parser.description = "Show runs in a page, while they run and afterwards."
     add = parser.add_argument
     add("root", type=Path, help="the folder of the runs, or one of them")
-    add("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
+    add("--host", default="127.0.0.1", help="the address to listen on (default: only this machine)")
     add("--port", type=int, default=0, help="(default: one that is free)")
     add("--token-file", type=Path, help="where the token is kept, so that it stays the same; made if absent")
     add("--no-token", action="store_true", help="let all users of this machine see the runs")

@@ -12,9 +12,9 @@ from pathlib import Path
 __all__ = ["Background", "running"]
 
 PATIENCE = 20.0
-"""Seconds until it must have said its address."""
+"""Seconds until it must have printed its address."""
 LONGEST = 1000
-"""Characters of what it says."""
+"""Characters of its output."""
 IDLE = 3600
 """Seconds without a request and a live run after which it ends."""
 _started: list[Background] = []
@@ -22,14 +22,14 @@ _started: list[Background] = []
 
 
 class Background:
-    """A server of the page in a process of its own, which lives on when this one has ended, while it is of use.
+    """A server of the page in its own process, which lives on when this one has ended, while it is of use.
 
     Args:
         root: The folder of the runs; made if it is not there.
         port: Where it listens; 0 for any that is free.
 
     Raises:
-        OSError: It could not be started; says why.
+        OSError: It could not be started; gives the reason.
     """
 
     def __init__(self, root: Path, port: int = 0) -> None:
@@ -62,7 +62,7 @@ class Background:
                 if time.monotonic() >= end:
                     self._process.kill()
                     self._process.wait()
-                    raise TimeoutError(f"it has not said its address in {PATIENCE:.0f} s")
+                    raise TimeoutError(f"it has not printed its address in {PATIENCE:.0f} s")
             words = said.readline(LONGEST).split()
         if not words:
             self._process.wait(PATIENCE)

@@ -17,17 +17,17 @@ BUSY_SECONDS = 0.02
 """Between two polls while runs are read ahead: others get their answers in between."""
 PING_SECONDS = 15.0
 LOOK_SECONDS = 60.0
-"""Between two looks whether a run is live, while nobody asks."""
+"""Between two checks for a live run, while there are no requests."""
 MOST_FRAMES = 200
 """Changes that are sent at a time."""
 Result = TypeVar("Result")
 
 
 class Live:
-    """A store that is read in a thread of its own, and told of in streams.
+    """A store that is read in its own thread, and sends its changes in streams.
 
-    Only that thread touches the store, so that what an answer holds and the number of the last change that it includes
-    fit together. It reads while somebody listens or asks, else it rests, or looks now and then whether a run is live.
+    Only that thread touches the store, so that an answer and the number of the last change that it includes
+    fit together. It reads while there are listeners or requests, else it rests, or checks now and then for a live run.
     """
 
     def __init__(self, store: Store) -> None:
@@ -77,7 +77,7 @@ class Live:
             self._listeners -= 1
 
     async def _poll(self) -> None:
-        """Read what is new as long as somebody listens."""
+        """Read new lines as long as there are listeners."""
         known = -1
         while self._listeners:
             last = await self.ask(lambda store: store.last_id)
@@ -87,7 +87,7 @@ class Live:
             await asyncio.sleep(BUSY_SECONDS if self._store.behind else POLL_SECONDS)
 
     async def idle(self, seconds: float) -> None:
-        """Wait until for so long nobody has listened or asked, and no run was live."""
+        """Wait until there were no listeners, requests and live runs for so long."""
         loop = asyncio.get_running_loop()
         self._used = loop.time()
         while loop.time() - self._used < seconds:

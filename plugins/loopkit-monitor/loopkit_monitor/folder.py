@@ -27,7 +27,7 @@ class Folder:
     """A folder of which files can be read.
 
     Args:
-        root: May itself be, or be behind, a link: it was named by the user. What is below may not.
+        root: May itself be, or be behind, a link: the user named it. Entries below may not.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -99,7 +99,7 @@ class Folder:
     def logs(self) -> Iterator[str]:
         """The paths of all files that end in ``.jsonl``, in no order; folders that cannot be read are left out.
 
-        Where there are too many entries, large folders are those that are not searched to their end.
+        Where there are too many entries, large folders are the ones not searched to their end.
         """
         self.searched = True
         left, part = MOST_ENTRIES, max(MOST_ENTRIES // PARTS, 1)

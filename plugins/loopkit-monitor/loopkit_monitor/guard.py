@@ -34,9 +34,9 @@ MOST_FIELDS = 200
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.ASCII | re.IGNORECASE)
 READING = ("GET", "HEAD")
 WRITING = ("/api/note",)
-"""Paths to which the page posts; nothing else can be changed."""
+"""Paths to which the page posts; all others are read-only."""
 LONGEST_CONTENT = 64 << 10
-"""Bytes of what is posted."""
+"""Bytes of a posted note."""
 
 
 class Guard:
@@ -44,13 +44,13 @@ class Guard:
 
     - ``Host`` is a name of this server; so a foreign name that was made to lead here (DNS rebinding) is of no use.
     - ``Origin``, if it is sent, is the page's own.
-    - ``GET`` and ``HEAD`` only, without content; and ``POST`` of a little JSON to what people note, with an ``Origin``.
-    - The token was given once, in the address of the page; afterwards a cookie says so.
+    - ``GET`` and ``HEAD`` only, without content; and ``POST`` of a short JSON note, with an ``Origin``.
+    - The token was given once, in the address of the page; afterwards a cookie holds it.
 
     Args:
-        app: What is guarded.
+        app: The guarded application.
         names: Host names of this server. Addresses are written as in a URL: ``[::1]``.
-        token: None if nobody has to give one.
+        token: None if none is required.
         cookie: The name of the cookie.
     """
 
@@ -97,7 +97,7 @@ class Guard:
         if scope["method"] == "POST" and scope["path"] in WRITING:
             return _refusal_to_write(headers, bool(origins))
         if scope["method"] not in READING:
-            return _refuse(405, "there is nothing to change here", allow=", ".join(READING))
+            return _refuse(405, "this address is read-only", allow=", ".join(READING))
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
             return _refuse(413, "send no content")
         if not scope["path"].startswith("/") or scope["query_string"].count(b"&") >= MOST_FIELDS:
@@ -142,7 +142,7 @@ def _refusal_to_write(headers: Headers, has_origin: bool) -> Response | None:
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return _refuse(415, "a note is JSON")
     if "transfer-encoding" in headers or not (length.isascii() and length.isdecimal() and len(length) < 9):
-        return _refuse(411, "say how long the note is")
+        return _refuse(411, "give the length of the note")
     return _refuse(413, "the note is too long") if int(length) > LONGEST_CONTENT else None
 
 

@@ -20,7 +20,7 @@ __all__ = ["Lines", "Points", "Values", "parse", "parse_line", "parse_values"]
 DEEPEST = 50
 """Lists and objects in each other that a line may have."""
 PHASES = {"train", "val", "test"}
-"""A name that begins with one of these, or with the phase that logs it, says itself whose it is."""
+"""A name that begins with one of these, or with the phase that logs it, names its phase itself."""
 SHARED = {"lr", "resources", "run"}
 """First parts of names that belong to the whole run, whichever phase logs them."""
 
@@ -105,7 +105,7 @@ class Layout:
 def parse(data: bytes, phases: Mapping[str, str] | None = None, *, most_names: int = 10_000) -> Lines:
     """Read whole lines.
 
-    Where several phases log the same name, the first of them has the curve of that name; those of the others are called
+    Where several phases log the same name, the first of them has the curve of that name; the other curves are called
     ``phase/name``.
 
     Args:

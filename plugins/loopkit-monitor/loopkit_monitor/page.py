@@ -1,4 +1,4 @@
-"""The page as one file that holds its data: what `loopkit_monitor.views` gives, scripts and styles."""
+"""The page as one file with its data (from `loopkit_monitor.views`), scripts and styles."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ TEMPLATE = """<!doctype html>
 
 
 def embed(data: Mapping[str, Any]) -> bytes:
-    """The whole page, with its data in it. It opens from a disk, and asks for nothing.
+    """The whole page, with its data in it. It opens from a disk, without requests.
 
     Args:
-        data: ``runs``: what `views.runs` gives. By a run's id: ``details``: what `views.run` gives; ``series``: its
-            ``"series"`` of `views.series`, for all names; ``media``: what `views.media` gives, by name; ``files``:
-            by the path that the log says, a ``data:`` URL.
+        data: ``runs``: the result of `views.runs`. By a run's id: ``details``: the result of `views.run`; ``series``:
+            its ``"series"`` of `views.series`, for all names; ``media``: the result of `views.media`, by name;
+            ``files``: by the path in the log, a ``data:`` URL.
 
     Example::
 

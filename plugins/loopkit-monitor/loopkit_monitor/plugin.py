@@ -50,8 +50,8 @@ class Monitor(Shown):
     """Log what the monitor's page shows of a run, beside its metrics.
 
     While a fit runs, ``loopkit monitor runs`` shows it, ``loopkit watch runs/run`` does so in a terminal, and later
-    ``loopkit report runs/run`` makes a file of it. All of them read the log, in processes of their own, so nothing that
-    they do touches the training. What is logged here, under names that begin with ``run/``:
+    ``loopkit report runs/run`` makes a file of it. All of them read the log, in separate processes, so they
+    never touch the training. It logs, under names that begin with ``run/``:
 
     - when the fit begins, the plan of the plugins (``run/plan``) and the modules (``run/model``);
     - after every so many training steps ``run/throughput/steps_per_second``, ``run/throughput/samples_per_second``,
@@ -68,7 +68,7 @@ class Monitor(Shown):
         every: Training steps from one figure to the next.
         serve: Also start the server of the page when a fit begins, and print its address: for the folder that holds the
             directory, or for the one that is given. All learners of a process share the one of a folder and port. It
-            stays when the training has ended, until it is killed or, for an hour, nobody has asked and no run was live.
+            stays when the training has ended, until it is killed or, for an hour, had no request and no live run.
             If it cannot be started, or dies, there is a warning, and the fit continues.
         port: Where the server listens, only on this machine; 0 for any port that is free.
         name: The plugin's name.
@@ -185,7 +185,7 @@ class Monitor(Shown):
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Throughput is that of an epoch."""
+        """Throughput is per epoch."""
         if phase.training:
             self._move_mark(learner)
 
@@ -235,7 +235,7 @@ class Monitor(Shown):
         self._log_news(learner)
         if self._server is not None and (problem := self._server.death()):
             self._server = None
-            warnings.warn(f"plugin {self.name!r}: {problem}; the fit goes on", stacklevel=2)
+            warnings.warn(f"plugin {self.name!r}: {problem}; the fit continues", stacklevel=2)
 
     @hookimpl
     def fit_end(self, learner: Learner) -> None:
@@ -403,7 +403,8 @@ class Monitor(Shown):
         except (OSError, subprocess.SubprocessError) as error:
             self._server = None
             warnings.warn(
-                f"plugin {self.name!r}: the server of the page was not started: {error}; the fit goes on without, and "
+                f"plugin {self.name!r}: the server of the page was not started: {error}; the fit continues without, "
+                f"and "
                 f"'loopkit monitor {root}' starts one at any time",
                 stacklevel=2,
             )
@@ -488,7 +489,7 @@ class _AfterEnd:
 
 
 class _Warnings:
-    """Takes notice of what is warned of, and passes it on."""
+    """Records warnings, and forwards them."""
 
     def __init__(self) -> None:
         self._heard: deque[str] = deque()
@@ -524,7 +525,7 @@ class _Warnings:
 
 
 def complete(learner: Learner, name: str, directory: Path | None, every: int) -> None:
-    """Add what a learner lacks to be looked at: what writes a log, in a directory if one is given, and its metrics."""
+    """Add missing plugins for the monitor: a log writer, in a directory if one is given, and the metrics."""
     plugins = learner.plugins
     if not any(directory in (None, log.path.parent) for log in _logs(learner)):
         own = "log_to" if "log_to" not in plugins else f"{name}_log"
@@ -571,7 +572,7 @@ def _whole(learner: Learner) -> nn.Module:
 
 
 def _norms(plugin: Any, old: Set[str]) -> Iterator[tuple[str, Tensor]]:
-    """Norms of gradients that a plugin has measured for its own purpose, without those of optimizers that are old."""
+    """Norms of gradients that a plugin has measured for its own purpose, except old norms of optimizers."""
     last = getattr(plugin, "last", None)
     if isinstance(last, dict):
         for key, norm in last.items():

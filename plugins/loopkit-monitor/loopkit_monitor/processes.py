@@ -17,7 +17,7 @@ def find(pid: Any, seen: float) -> bool | None:
     """Whether a process of this machine runs.
 
     Args:
-        pid: As a log says; anything.
+        pid: The value in a log; of any type.
         seen: When it ran, in seconds since 1970.
 
     Returns:

@@ -1,4 +1,4 @@
-"""HTTP connections that cannot be held for long by those who send, or read, nothing."""
+"""HTTP connections that idle clients cannot hold for long."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BoundedProtocol(H11Protocol):
         self._settle()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing."""
+        """Stop waiting."""
         self._forget()
         self.resume_writing()
         super().connection_lost(exc)

@@ -106,7 +106,7 @@ def _smooths(store: Store, id: str, name: str) -> dict[str, Any]:
 
 
 def write_html(store: Store, path: Path) -> None:
-    """Write the page with its data in it, at once or not at all; it opens from a disk, and asks for nothing.
+    """Write the page with its data in it, at once or not at all; it opens from a disk, without requests.
 
     Raises:
         OSError: It cannot be written.
@@ -115,7 +115,7 @@ def write_html(store: Store, path: Path) -> None:
 
 
 def write_csv(store: Store, path: Path) -> int:
-    """Write every scalar of the runs as a row of a table, with what the log says of it; returns how many there are.
+    """Write every scalar of the runs as a row of a table, with its entry in the log; returns the number of rows.
 
     Infinite and undefined numbers are ``inf``, ``-inf`` and ``nan``. Text that a spreadsheet would run as a formula has
     a ``'`` before it.
@@ -147,10 +147,10 @@ def write_csv(store: Store, path: Path) -> int:
 
 
 def write_png(store: Store, directory: Path) -> list[Path]:
-    """Draw each chart of the runs into a file of its own; returns the files.
+    """Draw each chart of the runs into its own file; returns the files.
 
-    A chart has what was logged under the same name in all phases and runs; the values within an epoch have one
-    of their own. It needs matplotlib.
+    A chart has one name in all phases and runs; the values within an epoch have their own
+    chart. It needs matplotlib.
 
     Raises:
         ImportError: matplotlib is not installed.

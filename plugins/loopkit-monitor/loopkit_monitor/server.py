@@ -1,7 +1,7 @@
 """The server of the page.
 
-It runs in a process of its own, ``python -P -m loopkit_monitor.server ROOT``, which ``loopkit monitor`` becomes. All
-that it does is to read: logs, and the files that they name.
+It runs in its own process, ``python -P -m loopkit_monitor.server ROOT``, which ``loopkit monitor`` becomes. It only
+reads logs, and the files that they name.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Options:
             port: 0 for any that is free.
     token: The token that the address must have; None for none, on this machine only.
             names: Further host names under which it is asked for.
-            idle: Seconds after which it ends if nobody asks and no run is live; None for never.
+            idle: Seconds after which it ends without a request and a live run; None for never.
     """
 
     root: Path
@@ -120,9 +120,9 @@ def make_app(store: Store, options: Options, port: int, end: Callable[[], None] 
     """The application.
 
     Args:
-        store: What it shows; nobody else may use it meanwhile.
+        store: The store to show; only the server may use it meanwhile.
         port: On which it is served.
-        end: Called when it was idle for as long as the options say.
+        end: Called when it was idle for the ``idle`` seconds of the options.
     """
     live = Live(store)
     places = _Places()
@@ -202,7 +202,7 @@ def make_app(store: Store, options: Options, port: int, end: Callable[[], None] 
 
     async def end_when_idle(seconds: float) -> None:
         await live.idle(seconds)
-        print(f"nobody has asked for {seconds:g} s, and no run is live", file=sys.stderr, flush=True)
+        print(f"no request for {seconds:g} s, and no run is live", file=sys.stderr, flush=True)
         end()
 
     async def _answer(view: Callable[..., Any], *arguments: Any) -> Response:
@@ -347,7 +347,7 @@ class _Events(StreamingResponse):
 
 
 def serve(options: Options, say: Callable[[str], None] | None = None) -> None:
-    """Serve until the process is told to end.
+    """Serve until the process is stopped.
 
     Args:
         say: Called with the address when connections are taken; by default, it is printed.

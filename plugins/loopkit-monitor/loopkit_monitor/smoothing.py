@@ -13,7 +13,7 @@ __all__ = ["Mean"]
 PART = 16_384
 """Values that are summed up together: they fit into a processor's cache."""
 NOTHING = 1e-18
-"""A weight below which a value adds nothing to a mean."""
+"""A weight below which a value does not change a mean."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Mean:
         return means
 
     def _sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The weighted sums: of one value, of two, of four and so on, until the weights add nothing."""
+        """The weighted sums: of one value, of two, of four and so on, until the weights are negligible."""
         sums = (1 - self.weight) * values
         reach, weight = 1, self.weight
         while reach < len(sums) and weight > NOTHING:

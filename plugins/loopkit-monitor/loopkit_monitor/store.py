@@ -33,9 +33,9 @@ PIECE = 1 << 20
 LONGEST_LINE = 8 << 20
 """Bytes of a line, such as a large table; a longer one is left out."""
 LONGEST_SKIPPED = 256 << 20
-"""Bytes that are read of a line that is left out; what comes after a longer one is not read. A hole takes none."""
+"""Bytes that are read of a line that is left out; after a longer one, reading stops. A hole takes none."""
 GLANCE = 32 << 10
-"""Bytes at the end of a log of which a run's state is told, until it is looked at more closely."""
+"""Bytes at the end of a log that give a run's state, until it is opened."""
 HEAD = ("run/throughput/steps_per_second", "run/throughput/samples_per_second", "run/time_left", "val/loss")
 """Metrics that the page shows of each run, however many there are."""
 SEARCHED = 16 << 20
@@ -43,7 +43,7 @@ SEARCHED = 16 << 20
 SEARCHED_AT_ONCE = 64 << 20
 """Bytes of all logs in which that is done in one poll."""
 FIRST_BYTES = 16 << 10
-"""Bytes that are read of a line at first, when nobody knows how long it is."""
+"""Bytes that are read of a line at first, when its length is unknown."""
 TRIES = 3
 """To read a log from its beginning while it is not cut back."""
 CHECKED = 256
@@ -51,9 +51,9 @@ CHECKED = 256
 SCAN_SECONDS = 2.0
 """Between two searches for new logs."""
 SILENT_SECONDS = 60.0
-"""After which a run on another machine, of which nothing came, is called silent."""
+"""After which a run on another machine without news is called silent."""
 IDLE_SECONDS = 60.0
-"""After which the points of a run that nobody asked for are let go, if others need the memory."""
+"""After which the points of a run without requests are freed, if others need the memory."""
 MOST_POINTS = 2_000_000
 """Points kept in memory of all runs together, 24 bytes each; more are in a temporary file."""
 LARGE = 8 << 20
@@ -68,13 +68,13 @@ MOST_NAMES = 10_000
 MOST_CHARACTERS = 4 << 20
 """The most characters of all names of a run."""
 GLANCED_NAMES, GLANCED_CHARACTERS = 200, 16 << 10
-"""The same, for a run of which only the state is told."""
+"""The same, for a run with only its state."""
 MOST_SHOWN = 40
-"""Names of which the last value is told in the list of runs."""
+"""Names whose last value is in the list of runs."""
 LONGEST_SHOWN = 200
 """Characters of such a name."""
 LONGEST_HEADER = 1 << 20
-"""Bytes of a line with which a fit begins or ends; what a longer one says is left out."""
+"""Bytes of a line with which a fit begins or ends; a longer one is left out."""
 CHANGE_POINTS = 2_000
 """Points in one change."""
 RING_POINTS = 50_000
@@ -86,7 +86,7 @@ MOST_FILES = 50_000
 FAILED_IN = re.compile(r"\bepoch (\d{1,9})\b")
 """The epoch in a note of an error."""
 RUN = b'{"kind":"run",'
-"""With what a line begins with which a fit begins."""
+"""The first bytes of the line with which a fit begins."""
 HOST = socket.gethostname()
 NOTHING = Series()
 
@@ -99,12 +99,12 @@ class UnknownRun(KeyError):
 class Change:
     """Something new of one run.
 
-    ``data`` has ``run`` (its id) and what the list of runs says of it: ``status``, ``step``, ``epoch``, ``updated``,
+    ``data`` has ``run`` (its id) and its entry in the list of runs: ``status``, ``step``, ``epoch``, ``updated``,
     ``metrics``. If the points of the run are kept, also ``series``, a list of ``[step, value, time]`` by name, and
     ``kinds``, how many lines of other kinds there are now, by name, where that has changed.
 
-    With ``cut``, what has a higher step is to be forgotten before ``series`` is added: the log was cut back by a fit
-    that resumed from a checkpoint. With ``reload``, all of the run is to be asked for again.
+    With ``cut``, drop all points of higher steps before adding ``series``: the log was cut back by a fit
+    that resumed from a checkpoint. With ``reload``, fetch the whole run again.
     """
 
     id: int
@@ -175,7 +175,7 @@ class Run:
     unsearched: int = 0
     """Bytes at the beginning of which the last fit could still have begun; 0 if it is known."""
     late: int = 0
-    """How often it grew when its process was gone. What it wrote last can be seen once; if there is more, the process
+    """How often it grew when its process was gone. Its last lines can be seen once; if there are more, the process
     is one of another container."""
 
     @property
@@ -215,7 +215,7 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps the last fit is meant to end with, if it says so."""
+        """How many steps the last fit is meant to end with, if known."""
         planned = self.header.get("planned")
         steps = planned.get("steps") if isinstance(planned, dict) else None
         return steps if type(steps) is int else None
@@ -578,7 +578,7 @@ class Store:
         yield fresh
 
     def _put_away(self, run: Run) -> bool:
-        """Move the points of a run to the temporary file; False if it has no room, or there is nothing to move."""
+        """Move the points of a run to the temporary file; False if it has no room, or the run has no points."""
         known: dict[int, Shelved] = {}
         if not any(series.held for series in run.series.values()):
             return False
@@ -590,7 +590,7 @@ class Store:
         return True
 
     def _glance(self, run: Run) -> None:
-        """Tell what can be told from both ends of a log."""
+        """Read a run's state from both ends of its log."""
         file = self.folder.open(run.path)
         try:
             about = os.fstat(file)
@@ -633,7 +633,7 @@ class Store:
                 self._add(run, {"new": True})
 
     def _take(self, run: Run, begin: int, data: bytes) -> Lines:
-        """Add what whole lines say to a run."""
+        """Add whole lines to a run."""
         phases = {name: series.phase for name, series in run.series.items()} if run.opened else None
         lines = parse(data, phases, most_names=MOST_NAMES)
         if begin + len(data) > run.offset:
@@ -693,7 +693,7 @@ class Store:
             run.files.add(file)
 
     def _set_status(self, run: Run) -> str:
-        """Tell how a run is doing."""
+        """Set a run's status."""
         header = run.header
         quiet = time.monotonic() - run.grown > SILENT_SECONDS
         if run.end is not None:
@@ -773,7 +773,7 @@ def _has_room(run: Run, name: str) -> bool:
 
 
 def _place(name: str) -> tuple[bool, bool, int, str]:
-    """By what the metrics of a run are sorted: those that the page's head shows, those of epochs, all else."""
+    """The sort key of a run's metrics: in the page's head, of epochs, all others."""
     other = name.startswith(("run/", "resources/", "final/", "lr/", "grad_norm/", "update_ratio/"))
     return name not in HEAD, other, name.count("/"), name
 
@@ -781,7 +781,7 @@ def _place(name: str) -> tuple[bool, bool, int, str]:
 def _note_epochs(known: list[tuple[int, int]], more: list[tuple[int, int]], growing: bool = False) -> None:
     """Add where epochs were complete, or end by now if they are ``growing``.
 
-    What a fit does again takes the place of what it did before.
+    Repeated steps replace the earlier ones.
     """
     for epoch, step in more:
         while known and known[-1][0] > epoch:
@@ -804,7 +804,7 @@ def _count(run: Run) -> int:
 
 
 def _widen(extents: dict[str, list[float]], name: str, points: Points) -> None:
-    """Take the lowest and the highest of some points into those of a curve."""
+    """Extend a curve's extent by some points."""
     finite = np.isfinite(points.value)
     if not finite.any():
         return
@@ -856,12 +856,12 @@ def _grown(changed: float) -> float:
 
 
 def _is_still(file: int, marks: list[tuple[int, bytes]]) -> bool:
-    """Whether a log that was being read has not been cut back meanwhile: what was before some places still is."""
+    """Whether a log that was being read has not been cut back meanwhile: the bytes before some places are the same."""
     return all(os.pread(file, len(check), offset - len(check)) == check for offset, check in marks)
 
 
 def pieces(file: int, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The whole lines between two places, some at a time, and where they begin; what is too long is left out.
+    """The whole lines between two places, some at a time, and where they begin; too long ones are left out.
 
     The holes of a sparse file are passed over, as are the lines that they are in.
     """
@@ -895,7 +895,7 @@ def _after_line(file: int, begin: int, end: int) -> int:
 
 
 def _seek(file: int, begin: int, what: int) -> int:
-    """Where a file's next data, or its next hole, begin; far beyond its end, if there are none or nobody knows."""
+    """Where a file's next data, or its next hole, begin; far beyond its end, if there are none or this is unknown."""
     try:
         return os.lseek(file, begin, what)
     except OSError as error:
@@ -936,7 +936,7 @@ def _last_begin(file: int, end: int) -> int:
 
 
 def _first_difference(old: Run, new: Run) -> int | None:
-    """The last step up to which two readings of a run are the same; None if that cannot be told any more."""
+    """The last step up to which two readings of a run are the same; None if this is no longer known."""
     cut = 2**53
     for name in old.series.keys() | new.series.keys():
         one, other = old.series.get(name, NOTHING), new.series.get(name, NOTHING)

@@ -1,7 +1,7 @@
 """A run in the terminal: a line for each epoch, and one that moves while it trains.
 
-It runs in a process of its own, ``python -P -m loopkit_monitor.terminal RUN``, which ``loopkit watch`` becomes. All
-that it does is to read the log.
+It runs in its own process, ``python -P -m loopkit_monitor.terminal RUN``, which ``loopkit watch`` becomes. It only
+reads the log.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Epoch:
 def epochs(run: Run) -> list[Epoch]:
     """The epochs of a run that have logged metrics, by the steps at which these came.
 
-    A validation in the middle of an epoch has a line of its own, with the epoch's number. What is logged more often
-    than there were epochs is no metric of one.
+    A validation in the middle of an epoch has its own line, with the epoch's number. A name that is logged more often
+    than once per epoch is no metric of epochs.
     """
     rows: dict[int, Epoch] = {}
     trained: set[int] = set()
@@ -88,7 +88,7 @@ def epochs(run: Run) -> list[Epoch]:
 
 
 def sparkline(values: NDArray[np.float64], width: int = SPARKS, blocks: str = BLOCKS) -> str:
-    """A curve in a line of characters, each the mean of as many numbers; nothing if there are fewer than two.
+    """A curve in a line of characters, each the mean of as many numbers; empty for fewer than two.
 
     >>> sparkline(np.array([4.0, 2.0, 1.0, 0.0]), 4, "_.-~")
     '~-._'
@@ -138,7 +138,7 @@ class Watch:
         found = epochs(run)
         if run.step < self._written:  # the log was cut back by a fit that went on from a checkpoint
             self._written = run.step
-            self._line(f"went on from step {run.step:,}")
+            self._line(f"resumed from step {run.step:,}")
         for row in found:
             if row.step > self._written and (row.step < run.step or over or once):
                 self._written = row.step
@@ -249,7 +249,7 @@ def _end(run: Run) -> list[str]:
     """How the run ended."""
     end = run.end
     if end is None:
-        return [f"{run.status}: the process is gone, and has not said how it ended"]
+        return [f"{run.status}: the process is gone, without a record of its end"]
     who, why = end.get("by"), end.get("message")
     lines = [f"{run.status}: {end.get('reason')}" + (f" by {who}" if who else "") + (f": {why}" if why else "")]
     notes = end.get("notes")
@@ -271,7 +271,7 @@ def _begin(run: Run, what: str) -> int:
 
 
 def _left(run: Run, row: Epoch | None) -> float | None:
-    """Seconds until the end, as far as the log tells; at the end of an epoch, by the epochs so far."""
+    """Seconds until the end, estimated from the log; at the end of an epoch, by the epochs so far."""
     if row is None:
         said = run.last.get("run/time_left")
         return said if said is not None and run.status == "live" else None

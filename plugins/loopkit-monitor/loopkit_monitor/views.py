@@ -111,7 +111,7 @@ def note(store: Store, id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 def curves(
     store: Store, ids: Sequence[str], names: Sequence[str], points: int = DEFAULT_POINTS, smooth: float = 0.0
 ) -> dict[str, Any]:
-    """Curves of several runs, as `series` gives those of one; runs that are gone are left out."""
+    """Curves of several runs, each as by `series`; runs that are gone are left out."""
     made = {}
     for id in dict.fromkeys(ids):
         try:
@@ -172,7 +172,7 @@ def series(
     its steps, times and values, and ``"mean"`` what it takes to continue it.
 
     Args:
-        names: Those that the run does not have are left out.
+        names: Names that the run does not have are left out.
         points: Of each curve; at least 5.
         low: The first step; by default, the first one there is.
         high: The last step.
@@ -250,7 +250,7 @@ def media(store: Store, id: str, name: str, index: int | None = None, limit: int
     """The values logged under a name that is no scalar: the latest ones, or one.
 
     Args:
-        index: Which one, from 0; by default, as many of the latest as ``limit`` says.
+        index: Which one, from 0; by default, the latest ``limit`` ones.
 
     Raises:
         UnknownRun: There is no run of that id.
@@ -311,7 +311,7 @@ def _brief(run: Run) -> dict[str, Any]:
 
 
 def _without_helpers(said: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A plan, or what plugins cost, without the helpers of plugins: what these take belongs to the plugin."""
+    """A plan, or the plugins' cost, without the helpers of plugins: their time belongs to the plugin."""
     columns, rows = (said or {}).get("columns"), (said or {}).get("rows")
     if said is None or not isinstance(columns, list) or not isinstance(rows, list):
         return said

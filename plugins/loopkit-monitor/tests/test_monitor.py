@@ -610,6 +610,6 @@ def test_a_server_that_dies_is_a_warning(tmp_path, capsys):
             eventually(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))  # its threads, too
 
     said = []
-    with pytest.warns(UserWarning, match="the server of the page ended with -9; the fit goes on"):
+    with pytest.warns(UserWarning, match="the server of the page ended with -9; the fit continues"):
         result = make_learner(Monitor(tmp_path, serve=True), On("epoch_begin", kill)).fit(batches(2), epochs=3)
     assert result.steps == 6

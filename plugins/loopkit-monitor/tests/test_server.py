@@ -69,7 +69,7 @@ def test_it_ends_when_nobody_asks_and_no_run_is_live(serve, tmp_path, writer):
     writer.end()
     server = serve(tmp_path / "runs", "--idle", "0.5")
     assert server.process.wait(SECONDS) == 0
-    assert "nobody has asked for 0.5 s, and no run is live" in server.process.stderr.read()
+    assert "no request for 0.5 s, and no run is live" in server.process.stderr.read()
 
 
 def test_it_stays_while_a_run_is_live_or_somebody_listens(tmp_path, writer):

@@ -155,7 +155,7 @@ def test_a_killed_run_is_told(tmp_path):
     process.wait(SECONDS)
     code, lines = written(tmp_path)
     assert code == 1
-    assert lines[-1] == "crashed: the process is gone, and has not said how it ended"
+    assert lines[-1] == "crashed: the process is gone, without a record of its end"
 
 
 def test_once_shows_what_goes_on(tmp_path):
@@ -208,7 +208,7 @@ def test_a_log_that_is_cut_back_goes_on(tmp_path):
     writer.end()
     watch.write()
     lines = [line.partition("  ")[0] for line in out.getvalue().splitlines()[1:]]
-    assert lines == ["epoch 1", "epoch 2", "went on from step 6", "epoch 2", "finished: epochs"]
+    assert lines == ["epoch 1", "epoch 2", "resumed from step 6", "epoch 2", "finished: epochs"]
 
 
 def test_a_terminal_gets_a_line_that_moves(tmp_path):

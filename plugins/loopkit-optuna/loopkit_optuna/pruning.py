@@ -17,7 +17,7 @@ __all__ = ["OptunaPruning"]
 
 
 class OptunaPruning(Shown):
-    """Report a metric to a trial of Optuna, and end the fit if it says so.
+    """Report a metric to a trial of Optuna, and end the fit if Optuna prunes it.
 
     A report is made after each epoch of the metric's phase. The fit ends in the usual way: the other plugins see every
     event to the last ``fit_end``. Then ``fit`` raises ``optuna.TrialPruned``, and ``study.optimize`` counts the trial
@@ -27,10 +27,10 @@ class OptunaPruning(Shown):
     ``RetryHeartbeatStaleTrialCallback``). A trial that resumes from its own state reports no step twice.
 
     Args:
-        trial: What ``study.optimize`` gives to the objective. Of several processes rank 0 reports, and all of them end;
-            the others may give None.
+        trial: The trial that ``study.optimize`` gives to the objective. Of several processes rank 0 reports, and all of
+            them end; the others may give None.
         monitor: The metric, as ``"val/loss"``. Whether less is better is the study's affair.
-        steps: What Optuna gets as the step: ``"epochs"``, or ``"updates"``, for validations in mid-epoch.
+        steps: The step for Optuna: ``"epochs"``, or ``"updates"``, for validations in mid-epoch.
         name: The plugin's name.
 
     Raises:
@@ -64,7 +64,7 @@ class OptunaPruning(Shown):
         if isinstance(trial, optuna.Trial) and len(trial.study.directions) > 1:
             raise PluginError(
                 f"trial {trial.number} is of a study with {len(trial.study.directions)} objectives, and Optuna prunes "
-                f"those with one alone: leave the plugin out"
+                f"only studies with one: leave the plugin out"
             )
         phase, slash, metric = monitor.partition("/")
         if not (phase and slash and metric):
@@ -116,13 +116,13 @@ class OptunaPruning(Shown):
         if self.trial is not None and saved != mine and not (saved[0] == mine[0] and saved[1] in self._retried):
             raise StateError(
                 f"plugin {self.name!r}: the state is of trial {saved[1]} of study {saved[0]!r}, and this is trial "
-                f"{mine[1]} of {mine[0]!r}, which begins anew: give each trial a directory of its own, such as "
+                f"{mine[1]} of {mine[0]!r}, a new one: give each trial its own directory, such as "
                 f"Checkpoint(f'runs/trial-{{trial.number}}')"
             )
         self._reported = state["reported"] if saved == mine or self.trial is None else -1
 
     def reshard(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
-        """The state for another number of processes: that of rank 0, which has the trial."""
+        """The state for another number of processes: from rank 0, which has the trial."""
         return states[0]
 
     @property

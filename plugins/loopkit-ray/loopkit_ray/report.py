@@ -25,16 +25,16 @@ class RayReport(Shown):
     """Report metrics, and the newest checkpoint of `Checkpoint`, to Ray Train.
 
     A report is made after every epoch of ``fit``, after its validation if it has one, and once more at the end of the
-    fit if there is something new by then. It holds what ``learner.metrics`` got since the last one, and the counts
-    ``epochs``, ``steps``, ``updates`` and ``samples``. All workers report together, and wait for each other; what is
-    kept is what rank 0 says. Outside Ray Train it does nothing.
+    fit if there is something new by then. It holds the new ``learner.metrics`` since the last one, and the counts
+    ``epochs``, ``steps``, ``updates`` and ``samples``. All workers report together, and wait for each other; Ray
+    keeps the report of rank 0. Outside Ray Train it does nothing.
 
     The newest checkpoint goes along, once. It is of the same moment as the metrics if it is saved when they are made,
     as it is by default; one that is still being written in the background goes along with the next report. Ray keeps
     metrics only with checkpoints: without `Checkpoint`, ``Result.metrics`` is None.
 
     Args:
-        phase: Report after every epoch of this phase instead. It is needed in a loop of your own, and to report
+        phase: Report after every epoch of this phase instead. It is needed in your own loop, and to report
             validations in mid-epoch.
         checkpoint: The name of the `Checkpoint`, if there are several.
         name: The plugin's name.
@@ -77,8 +77,8 @@ class RayReport(Shown):
         workers = context.get_world_size()
         if workers > learner.world.size and not any(_provides(each) == "sync" for each in learner.plugins.values()):
             warnings.warn(
-                f"plugin {self.name!r}: Ray runs {workers} workers, and no plugin syncs them: each trains a model of "
-                f"its own, and that of rank 0 counts. Add DDP()",
+                f"plugin {self.name!r}: Ray runs {workers} workers, and no plugin syncs them: each trains its own "
+                f"model, and only rank 0 counts. Add DDP()",
                 stacklevel=2,
             )
 
@@ -94,7 +94,7 @@ class RayReport(Shown):
 
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
-        """Report what is new since the last report; nothing after an error, when the others may be elsewhere."""
+        """Report new metrics since the last report, unless after an error, when the others may be elsewhere."""
         if self._reporting and result.reason not in ("error", "signal"):
             newest = self._newest(learner)
             if broadcast_from_rank_zero(self._due or newest is not None):  # only rank 0 knows of checkpoints
@@ -110,7 +110,7 @@ class RayReport(Shown):
         fit = learner.current
         if fit is None or not fit.position.by_fit:
             raise PluginError(
-                f"plugin {self.name!r}: in a loop of your own there is no saying when an epoch is complete: give the "
+                f"plugin {self.name!r}: in your own loop it is unknown when an epoch is complete: give the "
                 f"phase to report after, such as RayReport({phase.name!r})"
             )
         return not fit.open_epochs and not fit.position.validate

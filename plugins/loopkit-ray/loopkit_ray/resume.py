@@ -25,7 +25,7 @@ def resume_from() -> Iterator[Path | None]:
     """The checkpoint from which Ray wants this run to resume, for ``Checkpoint(..., resume=...)``.
 
     It is there when Ray has restarted the workers, and when a run of the same name is started again. Call it once, at
-    the beginning of the training function, and fit inside the block: what had to be fetched from another machine is
+    the beginning of the training function, and fit inside the block: files fetched from another machine are
     removed at its end.
 
     Yields:

@@ -146,7 +146,7 @@ def test_a_loop_of_ones_own_needs_a_phase(batches, reports):
                 learner.run("train", batches)
                 learner.run("val", batches[:1])
 
-    with pytest.raises(PluginError, match=r"'ray_report': in a loop of your own .* RayReport\('train'\)"):
+    with pytest.raises(PluginError, match=r"'ray_report': in your own loop .* RayReport\('train'\)"):
         in_ray(lambda: train(RayReport()))
     assert reports == []
     in_ray(lambda: train(RayReport("val")))

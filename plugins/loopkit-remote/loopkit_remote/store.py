@@ -1,4 +1,4 @@
-"""A folder of an object store: objects that are written, looked at, read and removed, and nothing else."""
+"""A folder of an object store: its objects can be written, listed, read and removed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Store:
     Args:
         url: A URL that ``fsspec`` knows, such as ``"s3://bucket/runs/a"``.
         options: For the file system, such as credentials.
-        stopped: Asked between two pieces: an upload that nobody waits for any more ends there.
+        stopped: Asked between two pieces: an upload that is no longer needed ends there.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Store:
                 )
 
     def remove(self, path: str, recursive: bool = False) -> None:
-        """Remove an object, or a folder with all that is in it; nothing there is fine."""
+        """Remove an object, or a folder with its contents, if it exists."""
         with self._asking("remove", path), suppress(FileNotFoundError):
             self._fs.invalidate_cache()
             self._fs.rm(self._path(path), recursive=recursive)

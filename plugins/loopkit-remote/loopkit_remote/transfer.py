@@ -72,7 +72,7 @@ def repeated(act: Callable[[], T], tries: int) -> T:
 class Mirror:
     """Brings what a directory holds to a store: the newest checkpoint first, then others, and logs before each.
 
-    Every method asks the store, and raises `RemoteError` if it fails; what was done until then is done.
+    Every method asks the store, and raises `RemoteError` if it fails; finished parts stay.
     """
 
     def __init__(self, directory: Path, store: Store, verify: Verify = "size", logs: bool = True) -> None:
@@ -142,7 +142,7 @@ class Mirror:
         for file in said.keys() - there:
             if self._store.write(f"{name}/{file}", files[file], said[file].size) != said[file]:
                 self._damaged.add(name)
-                raise Changed(f"{self._directory / name / file} is not what its manifest says: it is not uploaded")
+                raise Changed(f"{self._directory / name / file} does not fit its manifest: it is not uploaded")
             there.add(file)
         for file in said:
             there.discard(file)  # unless it is whole
@@ -338,7 +338,7 @@ def download(
     tries: int = 5,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path | None:
-    """Fetch the newest whole checkpoint of a store, the best one and the log; what is there already stays.
+    """Fetch the newest whole checkpoint of a store, the best one and the log; existing files stay.
 
     Each checkpoint is verified by its digests and gets its name last, so that a download may be killed at any time. One
     that is damaged in the store is passed over with a warning.

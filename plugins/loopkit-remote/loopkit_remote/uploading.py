@@ -27,20 +27,20 @@ LOOK = 1.0
 class Upload(Shown):
     """Upload checkpoints to an object store, and fetch them for a resume.
 
-    What `Checkpoint` has written is brought there in a thread of its own. The newest checkpoint goes first. Its
+    A separate thread uploads the files of `Checkpoint`. The newest checkpoint goes first. Its
     manifest is written last, after the sizes in the store were compared, so a process that is killed in the middle of
     an upload leaves the checkpoint before it whole. The store then keeps what the directory keeps, and two checkpoints
     at least. Logs in the directory go along: before each checkpoint, so that it finds its log, and every ``seconds``.
 
     A store that fails is tried again, after 0.5 s, then twice as long each time, up to 30 s: with one warning, and no
-    step waits. It never ends a fit. At the end of the fit the plugin waits ``wait`` seconds for the rest, and says what
-    was not uploaded; `loopkit_remote.upload` brings it later.
+    step waits. It never ends a fit. At the end of the fit the plugin waits ``wait`` seconds for the rest, and warns of
+    files that were not uploaded; `loopkit_remote.upload` uploads them later.
 
     Where ``Checkpoint(resume="auto")`` or ``True`` begins, checkpoints that are newer than those in the directory, the
     best one and the log are fetched first. Without ``resume`` a store that holds checkpoints raises.
 
     Args:
-        url: A folder of its own for this run, such as ``"s3://bucket/runs/a"``; what ``fsspec`` knows.
+        url: A folder only for this run, such as ``"s3://bucket/runs/a"``; any that ``fsspec`` knows.
         verify: ``"size"``: compare the sizes after an upload; ``"digest"``: read everything again and compare SHA-256.
         logs: Upload the logs in the directory: ``log.jsonl``, ``log.csv``, files of TensorBoard, media.
         seconds: How often the log is uploaded between two checkpoints, if it has grown.
@@ -51,7 +51,7 @@ class Upload(Shown):
 
     Raises:
         PluginError: An option is out of range, the URL cannot be used, or the learner has no `Checkpoint`.
-        RemoteError: When a fit begins that is to be resumed and has nothing here: the store cannot be read.
+        RemoteError: When a fit begins that is to be resumed and has no checkpoint here: the store cannot be read.
 
     Example::
 
@@ -88,7 +88,7 @@ class Upload(Shown):
         """There was a warning in this fit that the store fails."""
 
     def options(self) -> dict[str, Any]:
-        """The options it was made with, without those that may be secret."""
+        """The options it was made with, except secret ones."""
         kept = {"verify": self.verify, "logs": self.logs, "seconds": self.seconds, "wait": self.wait}
         return {"url": str(Store(self._url, self._storage_options)), **kept, "checkpoint": self.checkpoint}
 
@@ -115,13 +115,13 @@ class Upload(Shown):
 
     @hookimpl
     def phase_end(self) -> None:
-        """Say what went wrong in the thread."""
+        """Warn of problems in the thread."""
         if self._thread is not None:
             self._warn(self._thread.problem)
 
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
-        """Wait for the rest, and say what was not uploaded."""
+        """Wait for the rest, and warn of files that were not uploaded."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -154,7 +154,7 @@ class Upload(Shown):
             if found and saver.resume is None and not saver.options()["overwrite"]:
                 raise PluginError(
                     f"plugin {self.name!r}: {store} holds checkpoints of another run, the newest {found[0]}: give "
-                    f"Checkpoint resume='auto' to go on with that run, or this one a folder of its own"
+                    f"Checkpoint resume='auto' to resume that run, or give this one its own folder"
                 )
             if found and resumes and found[0] not in {each.path.name for each in here}:
                 newest = download(
@@ -175,16 +175,16 @@ class Upload(Shown):
         for backend in (backend for log in logs for backend in log.backends if self.logs):
             path = getattr(backend, "path", None)
             if path is not None and saver.directory not in path.resolve().parents:
-                say(f"plugin {self.name!r} does not upload {path}: it takes the logs in {saver.directory} alone")
+                say(f"plugin {self.name!r} does not upload {path}: it takes only logs in {saver.directory}")
 
     def _warn(self, problem: Exception | None) -> None:
         if problem is not None and not self._said:
             self._said = True
-            warn(f"plugin {self.name!r}: {problem}. It is tried again, and training goes on")
+            warn(f"plugin {self.name!r}: {problem}. It is tried again, and training continues")
 
 
 class _Thread(threading.Thread):
-    """Looks at the directory and uploads what is new, until it is told to end and all is there."""
+    """Watches the directory and uploads new files, until it is asked to end and all are uploaded."""
 
     def __init__(self, plugin: Upload, saver: Checkpoint) -> None:
         super().__init__(name="loopkit-upload", daemon=True)

@@ -269,7 +269,7 @@ def test_checkpoint_that_is_damaged_here_is_not_uploaded(saved):
     newest, before = (each.path for each in listing(saved))
     data = (newest / "state.json").read_bytes()
     (newest / "state.json").write_bytes(b"x" + data[1:])
-    with pytest.raises(RemoteError, match=r"state.json is not what its manifest says: it is not uploaded"):
+    with pytest.raises(RemoteError, match=r"state.json does not fit its manifest: it is not uploaded"):
         upload(saved, URL)
     mirror = Mirror(saved, Store(URL))
     with pytest.raises(RemoteError):
@@ -311,7 +311,7 @@ def test_run_that_would_begin_anew_is_refused_where_the_store_cannot_be_read(sav
 
 def test_log_that_is_elsewhere_is_named(tmp_path, capsys):
     make(Checkpoint(tmp_path / "a"), LogTo(tmp_path / "b"), Upload(URL)).fit(train(), epochs=1)
-    assert f"does not upload {tmp_path / 'b' / 'log.jsonl'}: it takes the logs in" in capsys.readouterr().err
+    assert f"does not upload {tmp_path / 'b' / 'log.jsonl'}: it takes only logs in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

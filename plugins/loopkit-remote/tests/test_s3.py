@@ -74,7 +74,7 @@ def test_server_that_is_away_for_a_while_ends_no_run(options, tmp_path):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         learner.fit(train(), val(), epochs=2)
-    assert all("It is tried again, and training goes on" in str(each.message) for each in said)
+    assert all("It is tried again, and training continues" in str(each.message) for each in said)
     same(end(learner), whole())
     assert download(URL, tmp_path / "two", storage_options=given) is not None
     assert listing(tmp_path / "two")[0].path.name == listing(tmp_path / "one")[0].path.name

@@ -16,7 +16,7 @@ from loopkit.errors import PluginError
 __all__ = ["ASAM", "SAM"]
 
 SMALLEST = 1e-12
-"""Added to the norm, so that a gradient of 0 moves nothing."""
+"""Added to the norm, so that a gradient of 0 leaves the weights."""
 
 
 class SAM(Shown):
@@ -24,10 +24,10 @@ class SAM(Shown):
 
     Before the forward of a step there is another one, on the same inputs, whose gradients move the weights to
     ``w + rho * g / |g|``. The phase's own forward and backward run there; then the weights are back, bit for bit, and
-    the update is made from what that backward left. They are back after a cancelled step and after an error, too.
+    the update uses the gradients of that backward. They are also back after a cancelled step and after an error.
 
     The loss and the outputs of the step are those at the moved weights; validation is at the weights themselves.
-    Buffers (the statistics of batch norms) are those that the first forward left. With ``accumulate``, and in each of
+    Buffers (the statistics of batch norms) are from the first forward. With ``accumulate``, and in each of
     several processes, each step moves by the gradient of its own batch.
 
     Args:
@@ -60,7 +60,7 @@ class SAM(Shown):
 
     @hookimpl
     def fit_begin(self, learner: Learner) -> None:
-        """Raise for parameters of which each process holds a part: the norm would be that of the part."""
+        """Raise for sharded parameters: the norm would be the norm of a part."""
         for name, model in learner.models.items():
             if any(hasattr(p, "device_mesh") for p in model.parameters()):
                 raise PluginError(
@@ -128,7 +128,7 @@ class ASAM(SAM):
     with ``t = |w| + eta``, and ``t = 1`` for biases.
 
     Args:
-        rho: How far to move; about ten times that of `SAM`.
+        rho: How far to move; about ten times the value for `SAM`.
         eta: Added to the sizes, so that a weight of 0 moves, too; at least 0.
 
     Raises:
@@ -162,7 +162,7 @@ class ASAM(SAM):
 
 
 def _of_this_process(learner: Learner) -> AbstractContextManager[None]:
-    """A forward in it is no part of what a plugin syncs over processes."""
+    """A context whose forwards no plugin syncs over processes."""
     unsynced = next((plugin.unsynced for plugin in learner.plugins.values() if hasattr(plugin, "unsynced")), None)
     return nullcontext() if unsynced is None else unsynced()
 

@@ -1,4 +1,4 @@
-"""Checkpoint, with each process writing and reading its part of what is sharded."""
+"""Checkpoint, with each process writing and reading its part of sharded tensors."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class ShardedCheckpoint(Checkpoint):
 
     Each process writes its part of the parameters, moments and averages, and reads its part again; any number of
     processes can resume, also one. Rank 0 writes all else. All processes must see the directory. Where nothing is
-    sharded, the checkpoints are those of `Checkpoint`, and either reads those of a model that is in one piece.
+    sharded, the checkpoints are in the format of `Checkpoint`, and either reads the other's of a model in one piece.
 
-    Processes speak of a save in a group of their own, so that it can run beside steps
+    Processes agree on a save in a separate group, so that it can run beside steps
     (``options=SaveOptions(background=True)``), from copies in main memory.
 
     Args: As for `Checkpoint`.
@@ -131,7 +131,7 @@ def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), rep
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged.
-        StateError: It does not fit; nothing was changed.
+        StateError: It does not fit; the learner is unchanged.
     """
     manifest = bundle.find(Path(path).absolute())
     bundle.restore(learner, manifest, reader.read(learner, manifest), allow=allow, replay=replay)

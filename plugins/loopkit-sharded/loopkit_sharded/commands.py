@@ -22,8 +22,8 @@ __all__ = ["sharded"]
 def sharded(options: argparse.Namespace) -> int:
     """Write a checkpoint of several processes in one piece, or one that is in one piece in parts.
 
-    What comes out holds the same bits. One in one piece is that of `Checkpoint`: its weights are one .safetensors file,
-    and loopkit checkpoint inspect and diff read it. One in parts lets each process read only its part.
+    The result holds the same bits. In one piece it has the format of `Checkpoint`: its weights are one .safetensors
+    file, and loopkit checkpoint inspect and diff read it. One in parts lets each process read only its part.
 
     Example: loopkit sharded export runs/a exported
 

@@ -32,7 +32,7 @@ class FSDP(Member):
 
     They hold a part of every gradient and moment, too. The models are sharded in place by
     ``torch.distributed.fsdp.fully_shard``, parameter by parameter along the first dimension, over all processes: rank
-    0's values count. What is whole for the time of its use is a unit: a module that ``wrap`` names, and what is left of
+    0's values count. A unit is whole for the time of its use: a module that ``wrap`` names, or the rest of
     the model. Gradients are the means over the processes. The optimizer has to be given as a factory, which then gets
     the sharded parameters. Training equals, bitwise, the loop that is written by hand with ``fully_shard``.
 
@@ -41,21 +41,22 @@ class FSDP(Member):
     Where the model does not fit into the main memory of each process, that cannot be done.
 
     Args:
-        wrap: The modules that are units of their own, such as the blocks of a transformer: classes, or a function of
+        wrap: The modules that are separate units, such as the blocks of a transformer: classes, or a function of
             a module's path and the module. None: the whole model is one unit, which saves the least memory.
         mixed_precision: The dtype in which units compute; gradients are summed and outputs are in float32. Or a
             ``torch.distributed.fsdp.MixedPrecisionPolicy`` for all units. With float16, add
             ``MixedPrecision("float32", scaling=True)``, which scales the loss.
         reshard_after_forward: Let go of a unit's whole parameters between forward and backward: less memory, one more
-            collective for each unit. The last unit, what is left of the model, keeps them.
-        sync_each_step: When an update takes several steps, sum gradients over the processes in each of them, not in the
-            last alone: less memory, more communication. It also makes a run that resumes with a state from between
+            collective for each unit. The last unit, the rest of the model, keeps them.
+        sync_each_step: When an update takes several steps, sum gradients over the processes in each of them, not only
+            in the
+            last: less memory, more communication. It also makes a run that resumes with a state from between
             such steps bitwise the one that was not interrupted; without, it differs in how that update is rounded.
         mesh: Over which processes to shard, all of them by default. ``(2, 4)``: two copies of the model, each sharded
             over four processes; gradients are averaged over both. Or a ``DeviceMesh`` of one or two such dimensions.
         init: For models on the meta device: a function that fills a module's own parameters and buffers, such as
             ``lambda module: module.reset_parameters()``. It is called for each module that has some, unit by unit, so
-            that no process holds more than a unit of what is not sharded yet.
+            that no process holds more than one unsharded unit.
         offload: Keep parameters, gradients and moments in main memory; units are on the device while they compute.
         shard, tail, backend, timeout: As in `Member`.
         name: The plugin's name.
@@ -66,8 +67,9 @@ class FSDP(Member):
 
     Each process counts the same in the mean, also in a last batch whose parts differ by one sample (``tail="uneven"``);
     among the steps of an update each has its weight. With ``sync_each_step`` these must be the same in all processes.
-    Buffers are each process's own while training. Epochs that do not train begin with those of rank 0. Optimizers that
-    work number by number (SGD, Adam, AdamW, RMSprop) take sharded parameters; torch 2.13's Adafactor and Muon do not.
+    Buffers are each process's own while training. Epochs that do not train begin with the buffers of rank 0. Optimizers
+    that work number by number (SGD, Adam, AdamW, RMSprop) take sharded parameters; torch 2.13's Adafactor and Muon do
+    not.
 
     Raises:
         PluginError: An option is out of range; ``wrap`` fits no module; the model cannot be sharded; the optimizer was
@@ -142,7 +144,7 @@ class FSDP(Member):
         self._sharded: list[Any] = []
         """The models and their units."""
         self._wholes: list[Whole] = []
-        """Their parameters, since a backward that sums nothing."""
+        """Their parameters, since a backward without sums."""
         self._syncing = True
         """Whether backward sums gradients over the processes."""
         self._unsummed = False
@@ -236,7 +238,7 @@ class FSDP(Member):
         return found[::-1]
 
     def _policies(self) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
-        """The policy of the units, and of what is left of the model."""
+        """The policy of the units, and of the rest of the model."""
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         given = self._mixed_precision
@@ -282,7 +284,7 @@ class FSDP(Member):
         if phase.name == "predict" and self._shard and self.place()[1] != self.world.size:
             raise PluginError(
                 f"plugin {self.name!r}: predict, where several processes have the same batch: outputs would come "
-                f"several times. Take learner.predict_batches with data of your own, and shard=False"
+                f"several times. Take learner.predict_batches with your own data, and shard=False"
             )
         return super().setup_data(learner, phase, data)
 
@@ -359,7 +361,7 @@ class FSDP(Member):
 
     @hookimpl(phase="training")
     def backward_begin(self, step: Step) -> None:
-        """Where gradients are summed in this backward: make them those of the whole window before, in each process."""
+        """If this backward sums gradients: first, make them each process's gradients of the whole window."""
         if not self._roots or not self._syncing or self._sync_each_step:
             return
         if self._factor is None:  # else it is a further backward of the step

@@ -41,7 +41,7 @@ class Sharded:
     paths: list[Path]
     """Where it is in the state; tied parameters are in several places."""
     like: str | None = None
-    """The weight that is sharded in the same way, such as that of a moment; itself for a weight."""
+    """The weight that is sharded in the same way, such as a moment's; itself for a weight."""
     chunks: list[Chunk] = field(default_factory=list)
 
     @property
@@ -58,7 +58,7 @@ def is_part(value: Tensor) -> bool:
 def take_out(
     state: Any, wanted: Callable[[Tensor], bool] = is_part
 ) -> tuple[Any, dict[str, Sharded], dict[str, Tensor]]:
-    """A state with empty tensors in the place of sharded ones; what these are, and they themselves, by name.
+    """A state with empty tensors in the place of sharded ones; their descriptions, and the sharded ones, by name.
 
     Raises:
         StateError: One is a sum over processes that was not made.

@@ -43,7 +43,7 @@ class PartsReader(StorageReader):
         return False
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing: it reads one checkpoint."""
+        """Do not reset: it reads one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The metadata of the tensors to read."""
@@ -59,7 +59,7 @@ class PartsReader(StorageReader):
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the index is known."""
+        """Do not set up: the index is known."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan as it is."""
@@ -123,7 +123,7 @@ def _copy(part: Tensor, item: ReadItem, planner: LoadPlanner) -> None:
 
 
 def read_parts(reader: PartsReader, targets: Mapping[str, Tensor]) -> None:
-    """Fill tensors by name, or this process's part of them. It sends nothing.
+    """Fill tensors by name, or this process's part of them, without communication.
 
     Raises:
         CorruptCheckpointError: A file is not what was written.
@@ -135,9 +135,9 @@ def read_parts(reader: PartsReader, targets: Mapping[str, Tensor]) -> None:
 
 
 def read(learner: Any, manifest: Manifest) -> dict[str, Any]:
-    """Read and verify a learner's state: of what is sharded here, this process's part.
+    """Read and verify a learner's state, of sharded tensors this process's part.
 
-    It sends nothing. What is whole here is read whole, however many processes have written it.
+    It does not communicate. Tensors that are whole here are read whole, from any number of writing processes.
 
     Raises:
         CorruptCheckpointError: A file is not what was written.

@@ -1,7 +1,7 @@
 """Gradients that a process has added up by itself, and that are not summed over the processes yet.
 
 ``fully_shard`` leaves them at the whole parameters, which a module has while it is unsharded. If they are summed in
-another dtype, it would keep them where nobody else sees them. So they are added up here then, in the same order.
+another dtype, it would keep them in private. So they are added up here then, in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Whole:
     Args:
         part: This process's part, as the optimizer has it.
         param: The whole.
-        dtype: In which gradients are summed over the processes; None is that of the whole.
+        dtype: In which gradients are summed over the processes; None is the dtype of the whole.
     """
 
     def __init__(self, part: Tensor, param: nn.Parameter, dtype: torch.dtype | None) -> None:
@@ -29,7 +29,7 @@ class Whole:
         self._converts = dtype not in (None, param.dtype)
         self._syncing = False
         self._total: Tensor | None = None
-        """The gradient so far, where it has a dtype of its own."""
+        """The gradient so far, where it has another dtype."""
         if self._converts:
             trained, param.requires_grad = param.requires_grad, True  # a frozen parameter may be thawed
             param.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ class Whole:
             self._total = total
 
     def set_syncing(self, syncing: bool) -> None:
-        """Say whether the next backward sums gradients over the processes."""
+        """Set whether the next backward sums gradients over the processes."""
         self._syncing = syncing
         if self._converts:
             self._total, self._param.grad = self.grad, None

@@ -54,7 +54,8 @@ class PartContents(bundle.Contents):
             part = sharded.part(tensors[name])
             if part.shape != _chunk(item).sizes:
                 raise StateError(
-                    f"{name}: this process holds {tuple(part.shape)} of it, and torch says {tuple(_chunk(item).sizes)}"
+                    f"{name}: this process holds {tuple(part.shape)} of it, but torch expects "
+                    f"{tuple(_chunk(item).sizes)}"
                 )
             parts.setdefault(file_of(rank, found[name]), {})[name] = part
         return cls(contents.value, parts, contents.structures, rank, found, plan, left_out=contents.left_out)
@@ -110,7 +111,7 @@ class PartsWriter(StorageWriter):
 
     @contextmanager
     def open(self) -> Iterator[PartsWriter]:
-        """Inside, it can write; what is not finished then is removed."""
+        """Inside, it can write; unfinished files are removed at the end."""
         with self._made:
             yield self
             if self._draft is not None:
@@ -129,7 +130,7 @@ class PartsWriter(StorageWriter):
         return False
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing: it writes one checkpoint."""
+        """Do not reset: it writes one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin, in rank 0."""
@@ -141,7 +142,7 @@ class PartsWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell all processes where to write."""
+        """Plan where each process writes."""
         assert self._draft is not None
         return [replace(plan, storage_data=str(self._draft.path)) for plan in plans]
 

@@ -55,8 +55,8 @@ PLUGINS = {"figure": "image", "hyperparameters": "text", "table": "text"}
 class TensorBoard(Backend):
     """Write what is logged to event files, which TensorBoard shows during the run.
 
-    What is logged as ``loss`` in the phase ``train`` is shown as ``train/loss``; other kinds than scalars as images,
-    texts, and so on. The table of hyperparameters has those that are known of the learner, those that are logged before
+    ``loss`` in the phase ``train`` is shown as ``train/loss``; other kinds than scalars as images,
+    texts and other panels. The table of hyperparameters has the learner's known ones, any logged before
     the first writing, and the last value of each tag.
 
     Each fit makes a new file. One that resumes from a checkpoint cuts off what was logged after it, with the first
@@ -114,7 +114,7 @@ class TensorBoard(Backend):
             raise
 
     def write(self, records: Sequence[Record]) -> None:
-        """Append records, those of one step as one event."""
+        """Append records, one event per step."""
         self._begin()
         events = self._session(records)
         at, event = None, Event()
@@ -162,7 +162,7 @@ class TensorBoard(Backend):
             self._file.sync()
 
     def close(self, result: FitResult | None) -> None:
-        """Say how the run ended, which the table of hyperparameters shows, and let the directory go."""
+        """Write how the run ended, for the table of hyperparameters, and release the directory."""
         try:
             if self._file is not None and result is not None and result.reason != "signal":  # which will go on
                 self._append([*self._session(()), (self._end(result), ())])
@@ -220,7 +220,7 @@ class TensorBoard(Backend):
         self._position = self._file.path.name, self._file.size
 
     def _tag(self, phase: str, name: str, kind: str) -> str:
-        """The tag of a name; one that is another's, as ``loss`` of ``train`` and ``train/loss``, is told apart."""
+        """The tag of a name; a tag of another name, as ``loss`` of ``train`` and ``train/loss``, gets a suffix."""
         key = phase, name, kind
         if key not in self._tags:
             own = [PLUGINS.get(kind, kind), tag_of("", name)]
@@ -256,7 +256,7 @@ class TensorBoard(Backend):
         return [(event, ())]
 
     def _end(self, result: FitResult) -> Event:
-        """The end of the run, and those metrics that nobody logged."""
+        """The end of the run, and the metrics that were not logged."""
         assert self._run is not None
         now = time.time()
         event = Event(wall_time=now, step=self._run.learner.progress.steps)
@@ -282,7 +282,7 @@ def _graph(graph: Graph) -> GraphDef:
         return traced_graph(graph.model, graph.inputs)
     except Exception as error:
         warnings.warn(
-            f"the graph of {type(graph.model).__name__} shows its modules alone: tracing it without values failed, "
+            f"the graph of {type(graph.model).__name__} shows only its modules: tracing it without values failed, "
             f"{shown(error)}",
             stacklevel=2,
         )
@@ -295,7 +295,7 @@ def _cut(path: Path, size: int) -> None:
     if there < size:
         warnings.warn(
             f"the log {path} ends at byte {there:,}, before byte {size:,}, where it was when the checkpoint was saved: "
-            f"what was between is missing in it",
+            f"the bytes between are missing",
             stacklevel=2,
         )
         size = whole(path, there)

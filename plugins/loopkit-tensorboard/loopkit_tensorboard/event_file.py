@@ -17,7 +17,7 @@ HEAD = LENGTH.size + CHECKSUM.size
 
 
 class EventFile:
-    """A new event file. What is appended is in it as a whole or, if the disk is full, not at all.
+    """A new event file. Each append is written as a whole or, if the disk is full, not at all.
 
     Args:
         path: The file; it must not exist.
@@ -33,7 +33,7 @@ class EventFile:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def append(self, events: Iterable[bytes]) -> None:
-        """Write events, as messages, after those that are there.
+        """Write events, as messages, after the existing ones.
 
         Raises:
             OSError: The system failed; the file is as it was, if the system lets us.

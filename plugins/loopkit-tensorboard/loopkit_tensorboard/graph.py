@@ -98,7 +98,7 @@ class Recorder(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function; what gives tensors becomes a node."""
+        """Call the function; it becomes a node if it returns tensors."""
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         made = list(_tensors(result))

@@ -137,7 +137,7 @@ def _(value: Histogram, summary: Summary.Value) -> None:
 
 
 def session_start(values: Mapping[str, Any], time: float) -> Summary.Value:
-    """The hyperparameters of a run; those that are None are left out, and shown as empty."""
+    """The hyperparameters of a run; None is left out, and shown as empty."""
     info = SessionStartInfo(start_time_secs=time)
     for name, value in values.items():
         if isinstance(value, bool):

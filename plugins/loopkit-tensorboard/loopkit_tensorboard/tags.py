@@ -17,7 +17,7 @@ UNSHOWN = {"Cc", "Cs", "Zl", "Zp"}
 
 
 def tag_of(phase: str, name: str, phases: Collection[str] = ()) -> str:
-    """The tag of what was logged under a name in a phase; TensorBoard groups tags by what is before the first "/".
+    """The tag of a name in a phase; TensorBoard groups tags by the part before the first "/".
 
     The phase comes first, unless the name begins with a phase already. Characters that cannot be shown give way to "_",
     and a name is cut after 200 characters; a digest of the name then keeps different names apart.

@@ -127,7 +127,7 @@ def test_a_graph_that_cannot_be_traced_shows_modules(logged):
         def forward(self, x):
             return super().forward(x) if x.sum() > 0 else x
 
-    with pytest.warns(UserWarning, match="the graph of Looks shows its modules alone.*DataDependent"):
+    with pytest.warns(UserWarning, match="the graph of Looks shows only its modules.*DataDependent"):
         graph = logged(x=Graph(Looks(3, 1), torch.ones(2, 3))).Graph()
     assert [node.op for node in graph.node] == ["Looks"]
 

@@ -169,7 +169,7 @@ def test_a_file_that_has_lost_its_end_goes_on_with_a_warning(fit, tmp_path, read
     (path,) = (tmp_path / "a").iterdir()
     sizes = [path.stat().st_size]
     os.truncate(path, sizes[0] // 2)
-    with pytest.warns(UserWarning, match=r"ends at byte .* before byte .*: what was between is missing"):
+    with pytest.warns(UserWarning, match=r"ends at byte .* before byte .*: the bytes between are missing"):
         fit()
     found = steps(read, tmp_path / "a")
     assert found[-11:] == [*range(5, 16)]

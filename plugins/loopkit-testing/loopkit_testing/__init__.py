@@ -1,6 +1,6 @@
 """Tools to test plugins with: a tiny problem, a log of events, and the whole plugin contract.
 
-A suite for a plugin of your own, one test for each promise::
+A suite for your own plugin, one test for each promise::
 
     from loopkit_testing import plugin_contract
 

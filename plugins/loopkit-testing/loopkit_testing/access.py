@@ -1,4 +1,4 @@
-"""Views of learners and steps that tell what a plugin reads and changes."""
+"""Views of learners and steps that record a plugin's reads and changes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class AccessWatch:
         return watched
 
     def watch_groups(self) -> None:
-        """Have reads of the optimizers' hyperparameters told."""
+        """Record reads of the optimizers' hyperparameters."""
         for name, optimizer in self.learner.optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
                 optimizer.param_groups[number] = _Group(group, self, name, number)
@@ -176,7 +176,7 @@ def _state_of(attribute: str) -> str:
 
 
 class _StepView(Step):
-    """A step that tells the watch what is read and set."""
+    """A step that reports its reads and writes to the watch."""
 
     def __init__(self, step: Step, watch: AccessWatch) -> None:
         object.__setattr__(self, "_seen", (step, watch))
@@ -209,7 +209,7 @@ class _StepView(Step):
 
 
 class _LearnerView(Learner):
-    """A learner that tells the watch what is read in its metrics and what is set on it."""
+    """A learner that reports reads of its metrics and its set attributes to the watch."""
 
     def __init__(self, watch: AccessWatch) -> None:
         entries = _Entries(watch.learner.metrics, watch, lambda key: f"metrics.{key}")
@@ -231,7 +231,7 @@ class _LearnerView(Learner):
 
 
 class _Entries(UserDict[str, Any]):
-    """A mapping that tells the watch what is read and set in it."""
+    """A mapping that reports its reads and writes to the watch."""
 
     def __init__(self, data: dict[str, Any], watch: AccessWatch, state: Callable[[str], str]) -> None:
         self.data = data
@@ -264,7 +264,7 @@ class _Entries(UserDict[str, Any]):
 
 
 class _Group(dict[str, Any]):
-    """Hyperparameters that tell the watch which of them are read."""
+    """Hyperparameters that report reads to the watch."""
 
     def __init__(self, group: dict[str, Any], watch: AccessWatch, optimizer: str, number: int) -> None:
         super().__init__(group)
@@ -307,7 +307,7 @@ VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
 
 
 class _ValueReads(TorchFunctionMode):
-    """Tells the watch of the parameters, buffers and gradients that a plugin computes with."""
+    """Reports to the watch the parameters, buffers and gradients that a plugin computes with."""
 
     def __init__(self, watch: AccessWatch) -> None:
         super().__init__()
@@ -400,7 +400,7 @@ def _snapshot(learner: Learner) -> dict[Key, Any]:
 
 
 _Seen = tuple[Tensor, Any, tuple[str, ...]]
-"""A tensor, what it was, and the states that it belongs to, the most special name first."""
+"""A tensor, its former value, and the states that it belongs to, the most special name first."""
 
 
 def _step_tensors(step: Step) -> list[_Seen]:

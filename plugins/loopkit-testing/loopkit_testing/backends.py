@@ -105,7 +105,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _compared(expected: Sequence[Row], found: Sequence[Row]) -> list[str]:
-    """One message for each way in which rows are not those that were logged; only within a name the order counts."""
+    """One message for each way in which rows differ from the logged ones; only within a name the order counts."""
 
     def by_name(rows: Sequence[Row]) -> dict[str, list[str]]:
         grouped: dict[str, list[str]] = {}
@@ -186,7 +186,7 @@ PLACES = ((2, 4), (4, 5), (7, 7))
 
 
 def killed_and_resumed(case: BackendCase) -> list[str]:
-    """A run that is killed, or fails, and goes on from its checkpoint has the rows of one that went through."""
+    """A run that is killed, or fails, and resumes from its checkpoint has the rows of an uninterrupted run."""
     whole: list[Row] = []
     with _folder() as folder:
         _fit(_learner(case.make(folder), _Numbers(whole)))
@@ -205,8 +205,8 @@ def killed_and_resumed(case: BackendCase) -> list[str]:
                 told = [str(warning.message) for warning in seen if "is disabled" in str(warning.message)]
                 if broken := told or _compared(whole, case.rows(log)):
                     return [
-                        f"{where}: {broken[0]}. flush makes durable what was written, state_dict then says where the "
-                        f"log stands, and the open after load_state_dict cuts off what came later"
+                        f"{where}: {broken[0]}. flush makes all rows durable, state_dict then returns the log's "
+                        f"length, and the open after load_state_dict cuts off later rows"
                     ]
     return []
 
@@ -224,7 +224,7 @@ def _failed(case: BackendCase, log: Path, checkpoint: Path, saved: int, ended: i
 
 
 def _killed(case: BackendCase, log: Path, checkpoint: Path, saved: int, ended: int) -> None:
-    """In a process of its own, which ends on the spot."""
+    """In a forked process, which ends on the spot."""
     if not hasattr(os, "fork"):
         return _failed(case, log, checkpoint, saved, ended)
     child = os.fork()
@@ -244,12 +244,12 @@ def _killed(case: BackendCase, log: Path, checkpoint: Path, saved: int, ended: i
             raise PluginError(f"a run with the backend took longer than {SECONDS:.0f} seconds")
         time.sleep(0.005)
     if os.waitstatus_to_exitcode(status) != 9:
-        raise PluginError("a run with the backend in a forked process failed; in this one it may say why")
+        raise PluginError("a run with the backend in a forked process failed; run in this one for the reason")
     return None
 
 
 def failing_write(case: BackendCase) -> list[str]:
-    """After a write that failed, the fit goes on, nothing else fails, and what was written before is there."""
+    """After a write that failed, the fit continues without another failure, and earlier rows are there."""
     with _folder() as folder:
         backend, rows = case.make(folder), list[Row]()
         write, calls = backend.write, 0
@@ -274,14 +274,14 @@ def failing_write(case: BackendCase) -> list[str]:
 
 
 def close_twice(case: BackendCase) -> list[str]:
-    """``close`` a second time does nothing."""
+    """``close`` a second time has no effect."""
     with _folder() as folder:
         backend, rows = case.make(folder), list[Row]()
         _fit(_learner(backend, _Numbers(rows)), epochs=1)
         try:
             backend.close(None)
         except Exception as error:
-            return [f"close, called a second time, {described(error)}: it does nothing if all is closed"]
+            return [f"close, called a second time, {described(error)}: it must have no effect when all is closed"]
         return _compared(rows, case.rows(folder))
 
 
@@ -411,7 +411,7 @@ def backend_contract(
     left_out = dict(skip or {})
     _known(left_out)
     if silent := [promise for promise, reason in left_out.items() if not reason]:
-        raise PluginError(f"backend_contract(skip=...): {silent[0]!r} has no reason; say why it cannot keep it")
+        raise PluginError(f"backend_contract(skip=...): {silent[0]!r} has no reason; give one")
     marks = {name: [pytest.mark.skip(reason=reason)] for name, reason in left_out.items()}
 
     @pytest.mark.parametrize("promise", [pytest.param(n, id=n, marks=marks.get(n, [])) for n in BACKEND_CHECKS])

@@ -38,7 +38,7 @@ def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 def not_allowed(value: Any, path: str) -> list[str]:
-    """A message for each value of another kind than those that can be saved."""
+    """A message for each value of a kind that cannot be saved."""
     if isinstance(value, Tensor):
         if value.grad_fn is not None:
             return [f"{path} is a tensor with a graph: return it .detach()ed and cloned"]

@@ -42,7 +42,7 @@ class Case:
         return list(made) if isinstance(made, (tuple, list)) else [made]
 
     def ignored(self, plugins: Iterable[Any]) -> tuple[str, ...]:
-        """The keys of state whose values need not repeat: those given, and those that the classes name."""
+        """The keys of state whose values need not repeat: the given ones, and ``volatile`` of the classes."""
         return (*self.volatile, *(key for plugin in plugins for key in getattr(plugin, "volatile", ())))
 
     def repeats(self, name: str, plugins: Iterable[Any]) -> bool:
@@ -85,7 +85,7 @@ class Case:
         return Bench(self, self.problem(), plugins=plugins, **options)
 
     def fresh_phases(self) -> tuple[Phase, ...]:
-        """The phases as they were given, each a copy if it can be copied: no fit goes on with the state of another."""
+        """The phases as they were given, each a copy if it can be copied: no fit starts with the state of another."""
         return tuple(map(_copied, self.phases))
 
 
@@ -154,7 +154,7 @@ Check = Callable[[Case], list[str]]
 
 
 def refuses_model(error: BaseException) -> bool:
-    """Whether a plugin has refused a model in ``setup_model``, which is its right."""
+    """Whether a plugin has rejected a model in ``setup_model``, which is its right."""
     notes = getattr(error, "__notes__", ())
     return isinstance(error, PluginError) and any("in setup_model of plugin" in note for note in notes)
 

@@ -36,7 +36,7 @@ def verify_resume(options: argparse.Namespace) -> int:
     or the learner with the arguments of its fit: return learner, {"train": train, "val": val, "epochs": 3}
 
     The script runs as by `python SCRIPT.py`, but is not __main__. The fit runs whole, twice, and is then killed at
-    each STEP and resumed, each time in a process of its own. A checkpoint is saved at every update, in a temporary
+    each STEP and resumed, each time in its own process. A checkpoint is saved at every update, in a temporary
     directory; the learner's own plugin for checkpoints is left out. On a difference, the first plugin whose state
     differs is named.
 
@@ -69,7 +69,7 @@ def show_api(options: argparse.Namespace) -> int:
 
     NAME is a path or the end of one: loopkit.plugins, ClipGradNorm, Learner.fit.
 
-    Exit code: 0, or 2 if nothing is called NAME.
+    Exit code: 0, or 2 if NAME is unknown.
     """
     from loopkit_testing.reference import chosen, shown
 
@@ -84,7 +84,7 @@ def show_api(options: argparse.Namespace) -> int:
     "diff",
     argument("one", metavar="A", type=Path, help="a checkpoint, or a directory of them, of which the newest is taken"),
     argument("other", metavar="B", type=Path, help="likewise"),
-    argument("--all", action="store_true", help="list every difference, not the first one alone"),
+    argument("--all", action="store_true", help="list every difference, not only the first"),
     argument(
         "--ignore",
         metavar="KEY",

@@ -53,13 +53,13 @@ def check_plugin(
     Args:
         factory: Makes a fresh plugin at each call; or a tuple of it and the companions that it needs (such as a plugin
             that makes the metric which it reads).
-        phases: Phases of your own that the plugin is for, besides the standard ones. Its fits use the first of them
+        phases: Your own phases that the plugin is for, besides the standard ones. Its fits use the first of them
             that trains; each fit gets a copy.
         problem: Makes what is fitted, if the plugin or the phases need something else than `tiny_problem`.
         checks: Names of `CHECKS` to run; all by default.
-        skip: Names of `CHECKS` not to run, for what a plugin cannot promise.
-        volatile: Keys of the plugin's state, and names of what it logs, whose values need not be repeatable, such as
-            measured seconds; besides those that the class lists in ``volatile``.
+        skip: Names of `CHECKS` not to run, for promises that a plugin cannot keep.
+        volatile: Keys of the plugin's state, and names that it logs, whose values need not be repeatable, such as
+            measured seconds; besides the class's own ``volatile``.
 
     Raises:
         ContractError: The plugin breaks promises; there is one message for each.
@@ -85,12 +85,12 @@ def plugin_contract(
     skip: Mapping[str, str] | None = None,
     volatile: Iterable[str] = (),
 ) -> Callable[..., None]:
-    """A pytest suite of the contract: one test for each promise, whose failure says what is broken and what to do.
+    """A pytest suite of the contract: one test for each promise, whose failure names the problem and a fix.
 
-    Besides `CHECKS` there are ``declaration`` (what the distribution says of the plugin is so; only with a ``name``),
-    ``overhead``, which cannot fail and reports the microseconds of each hook (``pytest -rP`` shows them), and
-    ``two_processes``, which takes some seconds. That one has the marker ``two_processes`` if the project registers it;
-    ``-k "not two_processes"`` leaves it out in any case.
+    Besides `CHECKS` there are ``declaration`` (the distribution's description of the plugin is true; only with a
+    ``name``), ``overhead``, which cannot fail and reports the microseconds of each hook (``pytest -rP`` shows them),
+    and ``two_processes``, which takes some seconds. That one has the marker ``two_processes`` if the project registers
+    it; ``-k "not two_processes"`` leaves it out in any case.
 
     Args:
         factory: As for `check_plugin`.
@@ -117,7 +117,7 @@ def plugin_contract(
     left_out = dict(skip or {})
     _known(left_out, PROMISES)
     if silent := [promise for promise, reason in left_out.items() if not reason]:
-        raise PluginError(f"plugin_contract(skip=...): {silent[0]!r} has no reason; say why the plugin cannot keep it")
+        raise PluginError(f"plugin_contract(skip=...): {silent[0]!r} has no reason; give one")
     case = Case(factory, tuple(phases), problem, tuple(volatile), name)
     params = []
     for promise in PROMISES:
@@ -172,7 +172,7 @@ SAYS_MORE = {
     "paused_in_process": ("fit_twice",),
     "evaluated_between": ("fit_twice",),
 }
-"""Checks that would only say again what one of others has found."""
+"""Checks that would only repeat a failure of another check."""
 SAYS_AGAIN = {"cancelled_step": "fit_twice", "error_elsewhere": "fit_twice"}
 """Checks that compare what another one compares, and the weights besides."""
 

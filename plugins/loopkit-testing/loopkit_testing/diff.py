@@ -49,7 +49,7 @@ def differences(one: Any, other: Any, *, ignore: Collection[str] = ()) -> list[D
 
     Equal means: the same keys and lengths, types, dtypes, shapes and bits. So 1 is neither ``True`` nor ``1.0``, and
     0.0 is not -0.0; but every nan equals every nan. The order of a dict's keys, devices, and how a tensor lies in
-    memory (strides) make no difference. What a checkpoint does not tell apart is the same: a dict and its subclasses, a
+    memory (strides) make no difference. Values that a checkpoint saves alike are the same: a dict and its subclasses, a
     number of NumPy and Python's own, a ``torch.Size`` and a tuple.
 
     Args:

@@ -1,4 +1,4 @@
-"""The two ends of a plugin's context, watched apart from what lies between them."""
+"""The two ends of a plugin's context, watched apart from its inside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def watched_ends(context: Any, watch: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """A plugin's context that is entered and left inside ``watch()``; what it surrounds is outside."""
+    """A plugin's context that is entered and left inside ``watch()``; its body is outside."""
     with watch():
         context.__enter__()
     try:

@@ -13,7 +13,7 @@ from loopkit.phases import Phase
 
 
 class EventLog:
-    """Record, as text, every event and context that comes, those of the user's own events included.
+    """Record, as text, every event and context that comes, the user's own events included.
 
     ``lines`` grows by one line at a time: the phase's name if there is one, then the hook. A context has two lines,
     which end in ``enter`` and ``leave``::

@@ -34,7 +34,7 @@ class Guard:
         self.plugins = [_Before(self), _After(self)]
         self.order = [pair for p in plugins for pair in ([FIRST, plugin_name(p)], [plugin_name(p), LAST])]
         self.whole = 0.0
-        """The largest move, relative to the weights, that a step without an update has left that nobody cancelled."""
+        """The largest move, relative to the weights, after an uncancelled step without an update."""
         self._rounding = 0.0
         self._moved = ""
         self._off = False
@@ -49,7 +49,7 @@ class Guard:
         self._before, self._moved, self._untouched = {}, "", hook in UNTOUCHED
 
     def tolerate(self, whole: float) -> None:
-        """Whole steps leave moves of this size: rounding is allowed for, and where it is more nothing is compared."""
+        """Whole steps leave moves of this size: rounding is allowed for, and beyond it the comparison stops."""
         self._off = whole > ROUNDING
         self._rounding = whole * BEYOND
 
@@ -66,7 +66,7 @@ class Guard:
         self._at_work = True
 
     def end(self, learner: Learner) -> tuple[str, float]:
-        """A step has ended: the path of what has moved, and how far, if no update was made and none was tried."""
+        """End a step; returns the path of the moved tensor, and how far, if no update was made or tried."""
         before, self._before = self._before, {}
         if not before or self._at_work or learner.progress.updates != self._updates:
             return "", 0.0
@@ -95,7 +95,7 @@ class Guard:
 
 
 def _own(learner: Learner, plugin: str, untouched: bool) -> list[str]:
-    """The names of the parameters, and of the buffers if nothing has run that may change them."""
+    """The names of the parameters, and of the buffers if no code that may change them has run."""
     changed = {state.split(".")[0] for state in changed_by(learner, plugin)}
     params = [f"{top}.{name}" for top, model in learner.models.items() for name, _ in model.named_parameters()]
     now = weights(learner)

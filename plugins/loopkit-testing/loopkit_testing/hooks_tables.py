@@ -136,7 +136,7 @@ def show_hooks(options: argparse.Namespace) -> int:
         loopkit hooks update_begin
         loopkit hooks states
 
-    Exit code: 0, or 2 if nothing is called NAME.
+    Exit code: 0, or 2 if NAME is unknown.
     """
     found = _named(tables(), options.name) if options.name else tables()
     if options.json:
@@ -165,7 +165,7 @@ def _named(found: dict[str, list[Entry]], name: str) -> dict[str, list[Entry]]:
 
 
 def _lines(entries: list[Entry]) -> Iterator[str]:
-    """Rows of name and what it is, as wide as the terminal; what stands between them is left out."""
+    """Rows of name and what it is, as wide as the terminal; longer texts are cut."""
     names = max(len(each.name) for each in entries)
     width = max(shutil.get_terminal_size((WIDTH, 0)).columns - names - 2, 30)
     for each in entries:

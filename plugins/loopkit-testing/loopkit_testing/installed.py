@@ -23,7 +23,7 @@ def pytest_addoption(parser: Any) -> None:
 
 
 def pytest_configure(config: Any) -> None:
-    """Run the suite of the contract alone, if plugins are named."""
+    """Run only the contract suite, if plugins are named."""
     if config.getoption("plugin_check"):
         config.args[:] = [str(SUITE)]
 

@@ -129,7 +129,7 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
 
 
 def _handlers() -> dict[str, list[logging.Handler]]:
-    """The handlers of each logger that has some, by its name; that of the root is ``root``. torch makes some late."""
+    """The handlers of each logger that has some, by its name; the root logger is ``root``. torch makes some late."""
     known = {"root": logging.getLogger(), **logging.root.manager.loggerDict}
     found = ((name, logger) for name, logger in known.items() if isinstance(logger, logging.Logger))
     return {name: list(logger.handlers) for name, logger in found if logger.handlers and not name.startswith("torch.")}
@@ -262,7 +262,7 @@ class Environment:
 
     process: dict[str, Any]
     learner: dict[tuple[str, str], Any]
-    """Values by what they are, and by the name of the module, parameter or optimizer that has them, if it is one's."""
+    """Values by what they are, and by the name of the module, parameter or optimizer that has them, if any."""
 
 
 def environment(learner: Learner) -> Environment:
@@ -292,7 +292,7 @@ def _count_hooks(owner: Any) -> int:
 
 
 def left_behind(before: Environment, learner: Learner, running: Running | None = None) -> list[str]:
-    """One message for each kind of thing that is not as before; what belongs to the process is put back."""
+    """One message for each kind of change; changes of the process are undone."""
     after = _of(learner)
     broken = [_told(name, before.process[name], now) for name, now in put_back(before.process).items()]
     found: dict[str, list[str]] = {}
@@ -305,7 +305,7 @@ def left_behind(before: Environment, learner: Learner, running: Running | None =
 
 
 def _told(what: str, before: Any, now: Any) -> str:
-    """How it is not as before; of what has many entries only those that differ, and of a dict only their names."""
+    """The difference; of long collections only the changed entries, and of a dict only their names."""
     if isinstance(before, (dict, list)):
         differing = {
             "added": [each for each in now if each not in before],
@@ -335,7 +335,7 @@ class _Patience:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Wait for so long in all for what is slow to end; what is not waited for is not reported."""
+    """Wait for so long in all for slow ends; the rest is not reported."""
     kept = _Patience.left, _Patience.slowest
     _Patience.left, _Patience.slowest = seconds, 0.0
     try:
@@ -346,7 +346,7 @@ def patience(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Wait for nothing to end: it is known already that something does not."""
+    """Do not wait for ends: it is known already that something does not end."""
     global SECONDS
     kept, SECONDS = SECONDS, 0.0
     try:
@@ -392,7 +392,7 @@ class Running:
 def _children() -> dict[int, str]:
     """Return the names of the running child processes, by number.
 
-    Where the system does not tell, these are those of ``multiprocessing`` alone.
+    Where the system does not tell, these are only the processes of ``multiprocessing``.
     """
     found, numbers = {}, []
     for task in Path("/proc/self/task").glob("*/children"):

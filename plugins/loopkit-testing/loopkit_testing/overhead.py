@@ -20,8 +20,8 @@ TIMES = 16
 def overhead(factory: Callable[[], Any], *, problem: Callable[[], Problem] = tiny_problem) -> dict[str, float]:
     """The time of a call of each hook on the host: the median in microseconds, by hook.
 
-    A context counts from its making to its entering, and with its leaving. Of a replacement, what the
-    default does is in it. On an accelerator this is the time to launch the work, not to do it.
+    A context counts from its making to its entering, and with its leaving. For a replacement, the
+    default's work is included. On an accelerator this is the time to launch the work, not to do it.
 
     Args:
         factory: As for `check_plugin`.

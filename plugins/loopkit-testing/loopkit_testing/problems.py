@@ -19,7 +19,7 @@ class Problem:
     model: nn.Module | Mapping[str, nn.Module]
     loss_fn: Callable[..., Tensor] | None
     optimizer: Any
-    """A factory, or a mapping of them: what ``Learner`` takes."""
+    """A factory, or a mapping of them, as for ``Learner``."""
     train: list[Any]
     val: list[Any] | None = None
 

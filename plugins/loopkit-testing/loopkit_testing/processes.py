@@ -54,8 +54,8 @@ def compared(found: list[tuple[dict[str, Any], dict[str, Any], list[str]]]) -> l
         broken = broken or theirs
         if path := difference(params, their_params, "parameters", ()):
             broken.append(
-                f"two processes that train together end with other parameters each: {path} differs. What changes them "
-                f"must be decided by what both know, such as learner.world.highest(value)"
+                f"two processes that train together end with other parameters each: {path} differs. Decide changes "
+                f"by values that both know, such as learner.world.highest(value)"
             )
         if path := difference(own, their_own, "state_dict()", ()):
             broken.append(

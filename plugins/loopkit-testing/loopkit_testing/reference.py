@@ -1,4 +1,4 @@
-"""The public API as text: what loopkit and its public modules list in ``__all__``, with signatures and docstrings."""
+"""The public API as text: the names in ``__all__`` of all public modules, with signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Item:
 
 
 def public_modules() -> dict[str, ModuleType]:
-    """The modules and packages that say what is public, by ``__all__``: loopkit itself, and those right below it."""
+    """The modules and packages with an ``__all__``: loopkit itself, and its direct submodules."""
     below = [f"loopkit.{found.name}" for found in pkgutil.iter_modules(loopkit.__path__) if found.name != "__main__"]
     modules = {name: import_module(name) for name in ("loopkit", *sorted(below))}
     return {name: module for name, module in modules.items() if hasattr(module, "__all__")}
@@ -80,7 +80,7 @@ def shown(name: str = "") -> str:
         name: Its path, or the end of it: ``"loopkit.plugins"``, ``"ClipGradNorm"``, ``"Learner.fit"``.
 
     Raises:
-        LoopkitError: Nothing public is called so.
+        LoopkitError: There is no public name like this.
     """
     found = chosen(name)
     whole = found[:1] if name else []
@@ -91,7 +91,7 @@ def chosen(name: str = "") -> list[Item]:
     """Return the items that `shown` prints: all, or the named one and its members.
 
     Raises:
-        LoopkitError: Nothing public is called so.
+        LoopkitError: There is no public name like this.
     """
     every = items()
     if not name:
@@ -99,9 +99,7 @@ def chosen(name: str = "") -> list[Item]:
     ends = _ending(every, name, str) or _ending(every, name, str.lower)
     if not ends:
         words = [".".join(item.path.split(".")[-parts:]) for item in every for parts in (1, 2, 3)]
-        raise LoopkitError(
-            f"nothing public is called {name!r}{nearest(name, words)}: `loopkit api` lists what there is"
-        )
+        raise LoopkitError(f"no public name is {name!r}{nearest(name, words)}: `loopkit api` lists all of them")
     meant = min(ends, key=lambda item: (item.inherited, item.depth, item.path.count("."), item.path))
     at = every.index(meant)
     after = next((i for i in range(at + 1, len(every)) if every[i].depth <= meant.depth), len(every))

@@ -42,7 +42,7 @@ new_plugin = _new(
     "grad-noise",
     """Make a distribution with one small plugin that works: package, entry points, tests, README.
 
-    It is the folder loopkit-NAME in DIR, which must not be there yet; nothing is ever overwritten. The plugin is typed,
+    It is the folder loopkit-NAME in DIR, which must not be there yet; no file is ever overwritten. The plugin is typed,
     tested by the whole contract, and found by its name once it is installed. Its licence is for you to choose.
 
     Exit code: 0.
@@ -67,9 +67,9 @@ new_backend = _new(
     argument("--directory", metavar="DIR", type=Path, default=Path(), help="where to write them (default: here)"),
 )
 def new_phase(options: argparse.Namespace) -> int:
-    """Write a module with a phase that has an event of its own, a test of it, and an example that runs.
+    """Write a module with a phase that has its own event, a test of it, and an example that runs.
 
-    They are NAME.py, test_NAME.py and example_NAME.py in DIR, which must be there; nothing is ever overwritten.
+    They are NAME.py, test_NAME.py and example_NAME.py in DIR, which must be there; no file is ever overwritten.
 
     Exit code: 0.
     """
@@ -139,7 +139,7 @@ def _snake(name: str, given: str) -> str:
 
 
 def _free_module(module: str, given: str) -> None:
-    """Refuse a module that would hide another one, or be hidden."""
+    """Raise for a module that would hide another one, or be hidden."""
     if module in sys.stdlib_module_names:
         raise LoopkitError(f"{given!r}: Python has a module {module!r}, which it would hide: take another name")
     if find_spec(module) is not None:

@@ -41,7 +41,7 @@ class Trouble:
             setattr(self, hook, self._implementation(hook))
 
     def arm(self, hook: str, error: Callable[[], BaseException], quiet: int | None = None) -> None:
-        """Raise this error when the hook comes; ``quiet`` says how often it may come before."""
+        """Raise this error when the hook comes; ``quiet``: how often it may come before."""
         self._armed, self._error = hook, error
         before = {"fit_begin": 0, "fit_end": 0, "setup_data": 2}  # data is set up before the fit begins, and in it
         self._quiet = before.get(hook, 1) if quiet is None else quiet
@@ -52,7 +52,7 @@ class Trouble:
         return bool(self._armed)
 
     def disarm(self) -> None:
-        """Raise nothing more."""
+        """Stop raising."""
         self._armed = ""
 
     @hookimpl
@@ -107,7 +107,7 @@ TRAINING = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
 
 
 class Strange(Phase):
-    """A phase that trains, in its own way; ``what`` says which."""
+    """A phase that trains, in its own way, described by ``what``."""
 
     training = True
     what = ""
@@ -161,10 +161,10 @@ class TwoBackwards(Strange):
 
 
 class Bare(Strange):
-    """A phase that puts nothing on its steps."""
+    """A phase that sets no attribute of its steps."""
 
     name = "bare"
-    what = "a phase that puts nothing on its steps"
+    what = "a phase that sets no attribute of its steps"
     emits = TRAINING
 
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102

@@ -1,4 +1,4 @@
-"""Prove that a run, with its plugins, goes on exactly: kill it for real, resume it, and compare every bit."""
+"""Prove that a run, with its plugins, resumes exactly: kill it for real, resume it, and compare every bit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SUSPECTS = "Look for what is kept from step to step and not saved, first in plug
 OTHER_DATA = "differ from the saved ones: batch"
 """A part of the error message of a run over other data."""
 DATA = "the data are the cause, which give other batches in the resumed process than before: "
-UNSEEDED = "the script itself is not reproducible: seed it. Two runs that nothing interrupted differ"
+UNSEEDED = "the script itself is not reproducible: seed it. Two uninterrupted runs differ"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Run:
 
     target: str
     out: str
-    """A directory of its own, which is there."""
+    """An existing directory for this run."""
     epochs: int | None = None
     checkpoints: str = ""
     """Where to save every update, and to resume from; empty: no checkpoint is saved."""
@@ -89,7 +89,7 @@ def verify_resume(
     timeout: float = 600.0,
     launch: Launch | None = None,
 ) -> Iterator[Outcome]:
-    """Run a fit whole, and killed and resumed, each in a process of its own, and compare the final states.
+    """Run a fit whole, and killed and resumed, each in its own process, and compare the final states.
 
     The function that ``target`` names takes no arguments and returns ``partial(learner.fit, train, val, epochs=3)`` of
     a new `Learner`, or ``(learner, fit)`` with the arguments of its ``fit`` as a dict::
@@ -99,7 +99,7 @@ def verify_resume(
             return learner, {"train": train, "val": val, "epochs": 3}
 
     A plugin that saves checkpoints is replaced by one that saves every update in a temporary directory. The first
-    comparison is of two runs that nothing interrupts, one without and one with such a plugin. A killed process dies
+    comparison is of two uninterrupted runs, one without and one with such a plugin. A killed process dies
     at the end of the step, right after it was saved.
 
     Args:
@@ -134,7 +134,7 @@ class _Verification:
     def __init__(self, base: Run, kill_at: Sequence[int], timeout: float, launch: Launch) -> None:
         self.base, self.kill_at, self.timeout, self.launch = base, kill_at, timeout, launch
         self.unseeded: set[str] = set()
-        """Random generators, as parts of the state, that nobody has seeded, without any effect."""
+        """Random generators, as parts of the state, that are unseeded, without any effect."""
 
     def outcomes(self) -> Iterator[Outcome]:
         code, first = self.run("whole")
@@ -164,7 +164,7 @@ class _Verification:
             yield Outcome(what, f"DIFFERENT. {_lines(title, found, (), found)}")
             return
         if self.unseeded:
-            what += f" (left out as nothing depends on them: {', '.join(sorted(self.unseeded))})"
+            what += f" (left out, as the result does not depend on them: {', '.join(sorted(self.unseeded))})"
         yield Outcome(what)
         expected = _trace(saving)
         for at in self.kill_at or _spread(steps):
@@ -183,7 +183,7 @@ class _Verification:
             return Outcome(what, f"{cause}it could not be resumed (exit code {code}), see its output:\n{output}")
         traced = _trace(resumed)
         begun = traced[0].steps if traced and traced[0].loaded else 0
-        what += f", resumed at step {begun}" if begun else ", begun anew as nothing had been saved yet"
+        what += f", resumed at step {begun}" if begun else ", started again as no state was saved yet"
         found = self.compare(reference, resumed)
         for each in (*expected, *traced):
             for name in self.unseeded & each.parts.keys():
@@ -211,7 +211,7 @@ class _Verification:
 
 
 def fresh_process(run: Run, timeout: float) -> int:
-    """Run a new Python; what it prints goes to a file of its directory. It and what it started is dead at the end.
+    """Run a new Python; its output goes to a file of its directory. It and its children are dead at the end.
 
     Raises:
         LoopkitError: It takes longer than ``timeout`` seconds.
@@ -251,7 +251,7 @@ def child(argument: str) -> None:
         learner, fit = made(run.target)
         if fit is None:
             raise ScriptError(
-                f"{run.target} returned a Learner alone, which does not say how it is trained: return "
+                f"{run.target} returned only a Learner, without the arguments of its fit: return "
                 f"partial(learner.fit, train, val, epochs=3)"
             )
     except ScriptError as error:
@@ -359,14 +359,14 @@ def _trace(out: Path) -> list[_Traced]:
 def _diagnose(
     found: list[Difference], expected: list[_Traced], resumed: list[_Traced], own: list[str], phases: list[str]
 ) -> str:
-    """Say which plugin differed first, and in what; or that something else did before any plugin.
+    """Name the plugin that differed first, and its state; or the part that differed before any plugin.
 
     Args:
-        found: What differs at the end.
-        expected: What the whole run was at each step.
-        resumed: What the resumed one was.
-        own: The plugins that are not loopkit's.
-        phases: What is known of phases whose changes no state holds.
+        found: The differences at the end.
+        expected: The whole run at each step.
+        resumed: The resumed run at each step.
+        own: The plugins from outside of loopkit.
+        phases: Notes on phases whose changes no state holds.
     """
     whole = {traced.steps: traced.parts for traced in expected}
     for traced in resumed:
@@ -389,7 +389,7 @@ def _diagnose(
         suspects = phases or [SUSPECTS + (", ".join(own) or "none is there")]
         return _lines(title, first or found, [also, *suspects], found)
     of_plugins = [difference for difference in found if difference.path[0] == "plugins"]
-    name = f"a plugin's state, that of {str(of_plugins[0].path[1])!r}" if of_plugins else found[0].part
+    name = f"the state of plugin {str(of_plugins[0].path[1])!r}" if of_plugins else found[0].part
     return _lines(f"After all steps were the same, {name} differs", of_plugins or found, phases, found)
 
 

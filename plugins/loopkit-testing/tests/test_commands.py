@@ -75,7 +75,7 @@ def test_api_of_one_name_prints_the_docstring(capsys):
     assert run(capsys, "api", "loopkit.plugins")[1][0] == "loopkit.plugins"
     code, out, (line,) = run(capsys, "api", "ClipGradNrom")
     assert (code, out) == (2, [])
-    assert "nothing public is called 'ClipGradNrom' (did you mean 'ClipGradNorm'?)" in line
+    assert "no public name is 'ClipGradNrom' (did you mean 'ClipGradNorm'?)" in line
 
 
 def test_api_of_a_class_has_what_it_inherits(capsys):

@@ -1214,7 +1214,7 @@ def test_state_round_trip_refuses_one_method_without_the_other():
             return {}
 
     assert broken(Half, "state_round_trip") == [
-        "state_round_trip: it has state_dict alone: state_dict and load_state_dict go together"
+        "state_round_trip: it has only state_dict: state_dict and load_state_dict go together"
     ]
 
 
@@ -1252,7 +1252,7 @@ def test_state_round_trip_compares_the_parameters():
     check_plugin(Warmup, checks=["state_round_trip"])
     forgetful = type("Warmup", (Warmup,), {"saves": False})
     (message,) = broken(forgetful, "state_round_trip")
-    assert "going on from saved state gives other parameters than an uninterrupted run: weights['model.0." in message
+    assert "resuming from saved state gives other parameters than an uninterrupted run: weights['model.0." in message
 
 
 def test_state_round_trip_compares_the_state():
@@ -1393,7 +1393,7 @@ def test_exact_resume_passes_a_plugin_that_saves_what_it_keeps():
     [
         (Stateless, "the run ends with other bits than one that went through: models.model.0.weight: "),
         (ResetByEpoch, "come again in a run that goes on, and epoch.resumed says so"),
-        (RefusesState, "it could not go on: raised StateError: "),
+        (RefusesState, "it could not resume: raised StateError: "),
         (LogsSince, "the run logs something else than one that went through: logged["),
     ],
 )
@@ -1821,7 +1821,7 @@ def test_unknown_phases_reports_each_phase_that_breaks_it():
     assert "under a phase with two models and optimizers" in messages[0]
     assert "raised StepStateError: step.outputs is not set" in messages[0]
     assert "limit the hook with @hookimpl(phase=...)" in messages[0]
-    assert "under a phase that puts nothing on its steps" in messages[1]
+    assert "under a phase that sets no attribute of its steps" in messages[1]
 
 
 def test_unknown_phases_reports_a_plugin_that_waits_for_a_backward():
@@ -2186,7 +2186,7 @@ def test_plugin_contract_has_a_test_for_each_promise():
 def test_plugin_contract_refuses_to_skip_what_is_unknown_or_has_no_reason():
     with pytest.raises(PluginError, match=r"no check is called 'overheads' \(did you mean 'overhead'\?\)"):
         plugin_contract(Counting, skip={"overheads": "slow"})
-    with pytest.raises(PluginError, match="'overhead' has no reason; say why"):
+    with pytest.raises(PluginError, match="'overhead' has no reason; give one"):
         plugin_contract(Counting, skip={"overhead": ""})
 
 

@@ -224,7 +224,7 @@ def test_a_run_that_resumes_exactly_is_verified(script, tmp_path):
     found = outcomes(script, "good", 1, 8)
     assert [str(each) for each in found] == [
         "two runs of 8 steps, the second one saving every update"
-        " (left out as nothing depends on them: generators.python): the same in every bit",
+        " (left out, as the result does not depend on them: generators.python): the same in every bit",
         "killed by SIGKILL at step 1, resumed at step 1: the same in every bit",
         "killed by SIGKILL at step 8, resumed at step 8: the same in every bit",
     ]
@@ -249,7 +249,7 @@ def test_a_killed_window_resumes_at_the_last_update(script):
 
 def test_a_run_that_is_killed_before_its_first_update_begins_anew(script):
     (_, found) = outcomes(script, "accumulating", 2)
-    assert str(found).endswith("at step 2, begun anew as nothing had been saved yet: the same in every bit")
+    assert str(found).endswith("at step 2, started again as no state was saved yet: the same in every bit")
 
 
 def test_a_plugin_that_does_not_load_its_state_is_named(script):
@@ -303,7 +303,7 @@ def test_a_run_that_fails_by_itself_is_no_verdict_and_shows_its_output(script):
         ("folder/some_script.py:not_a_function", "has no function, but int, 'not_a_function'"),
         ("folder/some_script.py:number", "returned int: it must return partial(learner.fit"),
         ("folder/some_script.py:pair", "returned tuple of int, dict: it must return partial("),
-        ("folder/some_script.py:alone", "returned a Learner alone, which does not say how it is trained"),
+        ("folder/some_script.py:alone", "returned only a Learner, without the arguments of its fit"),
     ],
 )
 def test_a_wrong_target_is_refused(script, target, message):

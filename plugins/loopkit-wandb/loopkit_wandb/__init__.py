@@ -32,7 +32,7 @@ def wandb(
     """A `LogTo` that writes for Weights & Biases, for configurations to name.
 
     Args:
-        project: As for `Wandb`, with those that follow.
+        project: As for `Wandb`, like the following ones.
         directory: Likewise.
         run_name: Likewise.
         group: Likewise.

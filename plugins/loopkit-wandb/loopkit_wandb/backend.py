@@ -41,19 +41,19 @@ PATIENCE = 30.0
 
 
 class Wandb(Backend):
-    """Writes what is logged as an offline run of Weights & Biases: no account, and nothing is sent anywhere.
+    """Writes logs as an offline run of Weights & Biases, without an account or a network.
 
     ``wandb leet runs/wandb`` shows it, ``wandb sync runs/wandb`` sends it when you like. Each group of values that were
     logged together is a row, with the training step as ``loopkit/step`` and the epoch as ``loopkit/epoch``.
 
-    Each fit has a folder of its own. One that resumes from a checkpoint has the same id, in another folder; what the
-    first one has from after the checkpoint is cut off, so that both together are the log of a run that nobody stopped.
+    Each fit has its own folder. One that resumes from a checkpoint has the same id, in another folder; rows of the
+    first one after the checkpoint are cut off, so that both together are the log of an uninterrupted run.
 
     Args:
         project: The project's name.
         directory: The folder ``wandb`` is made in it; a relative path is resolved now.
         run_name: The name of the run; by default wandb's.
-        group: What runs that belong together have in common, such as the folds of a cross-validation.
+        group: A name that runs of one experiment share, such as the folds of a cross-validation.
         tags: Words to find the run by.
 
     Raises:
@@ -125,7 +125,7 @@ class Wandb(Backend):
         folder = self.directory / "wandb" / loaded["folder"]
         if trouble := cut(folder / f"run-{loaded['id']}.wandb", loaded["bytes"]):
             warnings.warn(
-                f"{trouble}, where it was when the checkpoint was saved: rows are missing in it; the run goes on in "
+                f"{trouble}, where it was when the checkpoint was saved: rows are missing in it; the run continues in "
                 f"another folder",
                 stacklevel=2,
             )
@@ -134,7 +134,7 @@ class Wandb(Backend):
                 other.rename(other.with_name(f"replaced-{secrets.token_hex(4)}-{other.name}"))
 
     def write(self, records: Sequence[Record]) -> None:
-        """Give wandb's process a row for each group; what wandb does not take is left out, with a warning."""
+        """Give wandb's process a row for each group; values that wandb does not take are left out, with a warning."""
         session = self._current()
         with tempfile.TemporaryDirectory() as scratch:
             for group in Records.of(records).groups:
@@ -165,13 +165,13 @@ class Wandb(Backend):
         """Wait until all rows are in the file, and make it durable.
 
         Raises:
-            LogError: They do not come: wandb's process is gone, say, or the disk is full.
+            LogError: They do not come: wandb's process is gone, for example, or the disk is full.
         """
         if self._session is not None:
             self._read()
 
     def close(self, result: FitResult | None) -> None:
-        """Say how the run ended, and end wandb's part of it."""
+        """Write how the run ended, and end wandb's part of it."""
         session, self._session = self._session, None
         if session is not None:
             reason = "no fit" if result is None else result.reason

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_MODE": "offline"}
-"""Variables while wandb is imported and started: nothing is reported to anybody."""
+"""Variables while wandb is imported and started: without any reports."""
 FLUSH = 0.05
 """Seconds after which wandb's own process writes what it was given."""
 
@@ -45,12 +45,12 @@ from loopkit.logs import Audio, Figure, File, Histogram, Hyperparameters, Image,
 
 
 class Session:
-    """One run, which writes into a folder of its own.
+    """One run, which writes into its own folder.
 
     Args:
         directory: Where the folder ``wandb`` is, for all runs.
         run_id: The run's id; several folders can be of one.
-        config: What the run was made with.
+        config: The run's configuration.
         options: More of ``wandb.init``.
     """
 
@@ -113,7 +113,7 @@ class Session:
         self._run.save(str(copied), base_path=self._run.dir, policy="end")
 
     def finish(self, reason: str, failed: bool) -> None:
-        """Say how the run ended, and wait until all is written."""
+        """Write how the run ended, and wait until all is written."""
         self._run.summary["loopkit/reason"] = reason
         with as_it_was():
             self._run.finish(exit_code=int(failed))

@@ -45,7 +45,7 @@ def build(folder: Path, answers: Path) -> dict[str, Any]:
 
 
 def _end(folder: Path) -> None:
-    """Leave nothing behind: no compiler that was started, and no folder."""
+    """End all compilers that were started, and remove the folder."""
     with ENDING:
         os.killpg(os.getpgrp(), signal.SIGTERM)
         for _ in range(TRIES):  # the graph that is being compiled may still be written to it

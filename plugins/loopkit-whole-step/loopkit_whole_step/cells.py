@@ -241,7 +241,7 @@ def _check_form(name: str, optimizer: Any) -> None:
             raise Refused(f"parameter group {number} of {name} has no learning rate that is a number")
     for values in optimizer.state.values():
         if type(values) is not dict:
-            raise Refused(f"the state of {name} holds a {type(values).__name__} beside those of its parameters")
+            raise Refused(f"the state of {name} holds a {type(values).__name__} beside its parameters' states")
 
 
 def optimizer_named(learner: Learner, name: str) -> str:

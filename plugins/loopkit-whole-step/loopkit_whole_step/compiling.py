@@ -145,7 +145,7 @@ class Compiling:
         return RECORDING + BESIDE * build + max(build - beside, 0.0)
 
     def too_few(self, steps: float, seconds: float, compiling: float | None = None) -> bool:
-        """Whether so many steps of so many seconds do not repay compiling, which costs at least that of recording."""
+        """Whether so many steps of so many seconds do not repay compiling, with recording as the least cost."""
         if compiling is None:
             compiling = RECORDING if self.is_beside else SECONDS
         return self._options.when != "always" and steps * seconds * SAVES < compiling
@@ -158,7 +158,7 @@ def steps_left(learner: Learner) -> float:
 
 
 def looks(shape: Shape, learner: Learner) -> str:
-    """A name that a step probably shares only with those of the same graph, known before it is recorded."""
+    """A name that a step probably shares only with steps of the same graph, known before it is recorded."""
     parts = [shape.name, *map(str, learner.models.values()), str(learner.loss_fn)]
     parts += [f"{type(each)} {[group.keys() for group in each.param_groups]}" for each in learner.optimizers.values()]
     return hashlib.sha256(repr((parts, list(learner.plugins))).encode()).hexdigest()[:40]

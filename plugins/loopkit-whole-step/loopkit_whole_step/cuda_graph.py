@@ -97,7 +97,7 @@ class CudaGraph(Shown):
                 p.grad = grad
 
     def warn(self, reason: str) -> None:
-        """Say, once, that something runs as it is."""
+        """Warn, once, that something runs as it is."""
         if not self._warned:
             self._warned = True
             warn(f"plugin {self.name!r}: {reason}, so it runs without graphs")
@@ -109,7 +109,7 @@ class GraphedModule(nn.Module):
     Args:
         module: The module.
         name: Its name, for messages.
-        plugin: Says how to record and how often.
+        plugin: Its options set how to record and how often.
     """
 
     def __init__(self, module: nn.Module, name: str, plugin: CudaGraph) -> None:
@@ -213,7 +213,7 @@ class _Pending:
 
 
 class _Detach(torch.autograd.Function):
-    """Copies of a graph's outputs, which says when their backward has come."""
+    """Copies of a graph's outputs, which notices their backward."""
 
     @staticmethod
     def forward(ctx: Any, pending: _Pending, *outputs: Any) -> Any:
@@ -227,7 +227,7 @@ class _Detach(torch.autograd.Function):
 
 
 class _Call(nn.Module):
-    """A module of its own around another one, since what torch records replaces the module's ``forward``."""
+    """A module around another one, since what torch records replaces the module's ``forward``."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How long a graph takes, as far as it tells by itself, without a clock: the same graph has the same answers."""
+"""How long a graph takes, estimated without a clock: the same graph has the same answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 BUILD, BUILD_A_NODE = 10.0, 0.02
-"""Seconds to compile a graph in a process of its own."""
+"""Seconds to compile a graph in a separate process."""
 NODE, FLOP, ELEMENT = 2e-6, 2e-11, 2e-10
 """Seconds of an eager step, by its operations and what they do."""
 

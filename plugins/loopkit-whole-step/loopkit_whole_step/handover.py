@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 def _name(node: fx.Node) -> str:
-    """The name of what an operation calls."""
+    """The name of an operation's function."""
     if node.op == "output":
         return "output"
     if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):

@@ -9,9 +9,9 @@ from torch import Tensor, fx
 
 
 def compute_once(graph: fx.Graph, keep: Any) -> None:
-    """Give each number that larger tensors are made with memory of its own.
+    """Give its own memory to each number that larger tensors are made with.
 
-    Inductor puts what makes it into the loop over the tensor, and so a power by a step counter, say, into each vector.
+    Inductor puts its computation into the loop over the tensor, such as a power by a step counter into each vector.
 
     Args:
         graph: The graph.

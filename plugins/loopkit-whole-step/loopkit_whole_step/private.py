@@ -55,7 +55,7 @@ def short_sequences(most: int, refuse: Callable[[str], Exception]) -> Iterator[N
 
     Args:
         most: Steps of a sequence.
-        refuse: Makes the error of a reason.
+        refuse: Makes an error from a reason.
     """
     from torch import _VF
 
@@ -105,7 +105,7 @@ def meets_a_stranger(error: Exception) -> bool:
 
 
 def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """Compile a graph in this process; its random numbers are those of eager."""
+    """Compile a graph in this process; its random numbers equal eager's."""
     with _without_deprecations():
         from torch._inductor.compile_fx import compile_fx_inner
 
@@ -117,7 +117,7 @@ def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
 
 @contextmanager
 def _without_deprecations() -> Iterator[None]:
-    """Inside, torch does not warn of its own functions that its own modules use."""
+    """Inside, torch does not warn of deprecated functions in its own modules."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
@@ -145,7 +145,7 @@ def _compiled(graph: fx.GraphModule, inputs: Sequence[Tensor], inner: Callable[.
 
 
 def library(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[str, list[Tensor]]:
-    """Compile a graph into a shared library that needs no inductor; returns its path, and constants of its own.
+    """Compile a graph into a shared library that needs no inductor; returns its path, and its constants.
 
     Raises:
         NotHandedOver: The library does not do all of it.
@@ -170,13 +170,13 @@ def library(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[str, list[
     ((made, count, about),) = found
     plain = {OutputType.non_alias, OutputType.unsafe_view_alias}
     if count != len(inputs) or about.num_mutated_inp_runtime_indices:
-        raise NotHandedOver("its inputs are not those of its library")
+        raise NotHandedOver("its inputs differ from its library's")
     if any(each.output_type not in plain for each in about.output_info):
         raise NotHandedOver("it returns a view of its argument")
     call = made.current_callable
     held = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=True))
     if list(held) != ["f"] or "item" in call.__code__.co_names:
-        raise NotHandedOver("it is called in a way of its own")
+        raise NotHandedOver("it is called in an unknown way")
     return held["f"].cell_contents.__self__.__file__, list((made.constants or {}).values())
 
 
@@ -246,7 +246,7 @@ def as_in(settings: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def known_vector_units(path: Path) -> Iterator[None]:
-    """Inside, what the compiler can build for is looked up in a file, and only the first choice is tried."""
+    """Inside, the compiler's vector units are looked up in a file, and only the first choice is tried."""
     from torch._inductor import cpu_vec_isa
 
     tried, listed = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.supported_vec_isa_list
@@ -309,9 +309,9 @@ def _without_hints() -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep memory for the next step; what a graph frees at its end would be mapped anew in each.
+    """Let the C library keep memory for the next step; the memory freed at a graph's end would be mapped again in each.
 
-    That of GNU keeps twice as much as the largest block that was ever freed, but for blocks from 32 MiB on.
+    GNU's C library keeps twice as much as the largest block that was ever freed, but for blocks from 32 MiB on.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
 
@@ -374,7 +374,7 @@ def hooks_of(module: torch.nn.Module) -> list[dict[int, Any]]:
 
 
 def have_hooks(tensors: Sequence[Tensor]) -> bool:
-    """Whether somebody has put hooks on one of these tensors, beside the engine's own."""
+    """Whether one of these tensors has hooks, beside the engine's own."""
     hooked = [each for each in tensors if each._backward_hooks or each._post_accumulate_grad_hooks]
     return any(each._backward_hooks or _given(each._post_accumulate_grad_hooks.values()) for each in hooked)
 

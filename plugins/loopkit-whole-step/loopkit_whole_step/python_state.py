@@ -1,4 +1,4 @@
-"""Python's state around a recording: what a step has changed in it, and how it is put back."""
+"""Python's state around a recording: the changes of a step, and how they are undone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ DEPTH = 6
 
 
 class PythonState:
-    """The attributes of objects, what is in their lists, dicts and sets, and what their functions read from outside.
+    """The attributes of objects, the contents of their lists, dicts and sets, and values that their functions read from
+    outside.
 
     Args:
         roots: The objects, by the name that messages have for them.
@@ -91,7 +92,7 @@ class PythonState:
         self._outside = within
 
     def changes(self, outside: bool = False) -> Iterator[str]:
-        """The names of what is another now; with ``outside`` only of what functions read from outside."""
+        """The names of changed values; with ``outside`` only the ones that functions read from outside."""
         for name, read, _, before, is_outside in self._held:
             if outside > is_outside:
                 continue

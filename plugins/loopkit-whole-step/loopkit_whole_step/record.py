@@ -126,7 +126,7 @@ class Ends:
         self._then: dict[str, dict[tuple[str, str], Any]] = {}
 
     def _now(self) -> dict[tuple[str, str], Any]:
-        """The values of the attributes, in containers of their own."""
+        """The values of the attributes, in new containers."""
         return {key: tree_map(lambda leaf: leaf, getattr(owner, key[1])) for key, owner in self._owners.items()}
 
     def updated(self, name: str, params: Sequence[Tensor]) -> None:
@@ -162,11 +162,11 @@ class Recording:
     Args:
         given: The learner, which it does not keep alive.
         phase: The phase.
-        hooks: What is recorded of the plugins.
+        hooks: The recorded hooks of the plugins.
         cells: The tensors and constants.
         batch: The leaves of a batch, and how it is made of them.
         samples: Of a batch.
-        windows: Those of the optimizers, as the step finds them; they differ only by their names.
+        windows: The optimizers' windows, as the step finds them; they differ only by their names.
     """
 
     given: InitVar[Learner]
@@ -213,7 +213,7 @@ class Recording:
         self._pointers: list[int] = []
         """Where the inputs were that were found to be of their kinds."""
         self._grads = 0
-        """How many of the kinds are those of gradients."""
+        """How many of the kinds are gradients."""
 
     @property
     def learner(self) -> Learner:
@@ -253,7 +253,7 @@ class Recording:
     def fits(self, inputs: Sequence[Tensor]) -> bool:
         """Whether they are of the kinds that the graph was compiled for, which it does not look at itself.
 
-        Those of the batch are in the key. Others are looked at if their memory is another than in the step before.
+        The batch's are in the key. Others are looked at if their memory is another than in the step before.
         """
         if len(inputs) != len(self.kinds) + len(self.where):
             return False
@@ -471,7 +471,7 @@ class Recording:
                 raise Unliftable(plugin, str(error)) from error
 
     def _write_rebound(self, tensors: Sequence[Tensor]) -> None:
-        """Tensors that the step has put in the place of those that it was given."""
+        """Tensors that the step has put in the place of given ones."""
         for slots, old in zip(self.cells.slots, tensors, strict=True):
             now = slots[0][0].get(slots[0][1])
             if now is not old:

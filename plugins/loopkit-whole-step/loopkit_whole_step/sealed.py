@@ -61,7 +61,7 @@ class SealedStep:
 
     Args:
         epoch: The step's.
-        batch: What the loader yielded, made of tensors that are recorded.
+        batch: The loader's batch, made of tensors that are recorded.
         samples: Its number of samples.
         calls: By event, the plugins' hooks.
         optimizers: By name, each with the parameters that it has while the step is recorded.
@@ -120,7 +120,7 @@ class SealedStep:
         if self.had_backward or retain_graph or create_graph:
             raise Refused("it has several backwards")
         if name is not None and [name] != list(self._optimizers):
-            raise Refused(f"it calls backward for {name!r} alone")
+            raise Refused(f"it calls backward only for {name!r}")
         if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
             raise Refused("its loss is no scalar tensor that requires grad")
         own = vars(self).get("loss")

@@ -17,7 +17,7 @@ MISSES = 5
 
 
 def nothing() -> None:
-    """A reference to nothing."""
+    """A dead reference."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ FLOOR = 0.1
 SUMS = ("a metric", "the metrics")
 """These are kept wider than what is added, and count what may be a near thing."""
 NEAR_ZERO = 1e-3
-"""A gradient below this share of the largest one may be nothing but rounding, which some optimizers make steps of."""
+"""A gradient below this share of the largest one may be only rounding, which some optimizers turn into steps."""
 NEAR = 1e-2
 """A value next to 0 may be on either side of it, and its gradient through a ReLU there or not: that changes so much."""
 OF_A_MOVE = 1e-2

@@ -66,13 +66,13 @@ class WholeStep(Shown):
     A step is recorded when a shape of batches has come three times. Inductor compiles it in another process, while the
     training runs eager steps, and the graph takes over between two steps. Two steps are then compared with eager ones,
     on copies; eager and compiled steps take turns until it is known which is faster, and the graph is kept if it takes
-    at most 0.97 of the time. At the begin of each epoch one step is compared again. What cannot be recorded stays
-    eager, with one line that says why; `learner.explain()` has it, too.
+    at most 0.97 of the time. At the begin of each epoch one step is compared again. A step that cannot be recorded
+    stays eager, with one line that gives the reason, also in `learner.explain()`.
 
     Args:
         when: ``"auto"``: only where the steps that are left repay the compiling, and if the graph is faster.
             ``"always"``: wherever it can be done.
-        backend: What compiles: ``"inductor"``; ``"none"`` runs what was recorded as it is, for tests; or a function
+        backend: The compiler: ``"inductor"``; ``"none"`` runs the recorded graph as it is, for tests; or a function
             ``(graph, inputs) -> callable``.
         eager_steps: Steps of a shape between its recording and the step at which the graph takes over. By default a
             quarter of the steps that are left, or fewer if the graph is small for its steps; no clock decides it. With
@@ -123,7 +123,7 @@ class WholeStep(Shown):
         """The records, by phase and shape."""
         self._keys: dict[Any, Shape] = {}
         self._hooks: tuple[Any, Hooks, str] | None = None
-        """The plan that they are of, what is recorded of it, and why nothing can be."""
+        """The plan that they belong to, its recorded hooks, and the reason if none can be recorded."""
         self._after: set[str] = set()
         """Plugins whose hook of ``step_end`` cannot be recorded."""
         self._recorded_ones: dict[tuple[str, str, str], bool] = {}
@@ -310,7 +310,7 @@ class WholeStep(Shown):
                     shape.count = max(shape.count, COMES + 1)
 
     def _hindrance(self, learner: Learner, phase: Phase, epoch: Epoch) -> str:
-        """Why no step of a phase can be recorded; empty if nothing is known."""
+        """Why no step of a phase can be recorded; empty if no reason is known."""
         try:
             if learner.world.size > 1:
                 raise Refused("several processes train together")
@@ -320,7 +320,7 @@ class WholeStep(Shown):
         return ""
 
     def _may_rest(self, shape: Shape, learner: Learner, phase: Phase) -> bool:
-        """Whether no step of this epoch will be compiled, as far as an eager shape tells."""
+        """Whether no step of this epoch will be compiled, judged by an eager shape."""
         mine = [each for each in self.shapes.values() if each.name.startswith(f"{phase.name} ")]
         if any(each.mode in ("building", "compared", "timed", "graph") for each in mine):
             return False
@@ -358,7 +358,7 @@ class WholeStep(Shown):
                 self._refuse(shape, f"{changed} changes from time to time")
 
     def _record(self, shape: Shape, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
-        """Record and compile a shape, or say why not."""
+        """Record and compile a shape, or give the reason."""
         if reason := self._hindrance(learner, phase, epoch):
             shape.everywhere = True
             self._refuse(shape, reason)

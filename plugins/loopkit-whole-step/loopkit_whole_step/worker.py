@@ -1,4 +1,4 @@
-"""Graphs that are compiled in a process of our own, and libraries that are kept for the next one."""
+"""Graphs compiled in a separate process, and libraries kept for the next one."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Worker:
 
     def _last_words(self) -> str:
         if self._process is None:
-            return "it was that of another learner"
+            return "it belonged to another learner"
         code = self._process.wait()
         if code < 0:
             return signal.Signals(-code).name

@@ -1083,7 +1083,7 @@ def test_float16_stays_eager():
 def test_optimizers_that_are_not_updated_alike_stay_eager():
     for phase, reason in {
         Backwards: "it updates in another way than each optimizer once and in turn",
-        Named: "it calls backward for 'body' alone",
+        Named: "it calls backward only for 'body'",
     }.items():
         stays_eager(reason, phase=phase, **TWO)
     stays_eager("a parameter is in two of its optimizers", optimizer={"body": sgd, "head": sgd})

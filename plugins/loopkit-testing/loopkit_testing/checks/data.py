@@ -1,4 +1,4 @@
-"""Checks of what a plugin does to the data, and of what it makes of them."""
+"""Checks of a plugin's changes to the data, and of its results from them."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class _LoaderWatch:
 def metrics_reset(case: Case) -> list[str]:
     """Metrics of an epoch do not depend on earlier epochs: they are reset.
 
-    An epoch of other data comes first, in which no update is made; then one that is compared with that of a fresh
-    plugin. A metric that is meant to go on is named in ``volatile``. `PluginError` or
-    ``ValueError`` refuses a loop of one's own, or a second epoch in it, plainly.
+    An epoch of other data comes first, in which no update is made; then one that is compared with the same of a fresh
+    plugin. List a metric that continues over epochs in ``volatile``. A plugin may raise `PluginError` or
+    ``ValueError`` in a user's own loop, or in its second epoch.
     """
     plugins = case.plugins()
     problem = case.problem()
@@ -100,8 +100,8 @@ def metrics_reset(case: Case) -> list[str]:
         except (PluginError, ValueError):
             continue
         found += [
-            f"metrics[{name!r}] is {after[name]!r} where another epoch came before, and {alone[name]!r} without: begin "
-            f"anew in each epoch, with epoch.store(self), which is empty then; or, if it is meant to go on, say "
+            f"metrics[{name!r}] is {after[name]!r} where another epoch came before, and {alone[name]!r} without: start "
+            f"empty in each epoch, with epoch.store(self); or, if it is meant to continue over epochs, set "
             f'volatile = ("{name.partition("/")[2]}",) in the class'
             for name in alone.keys() & after.keys()
             if case.repeats(name, plugins) and difference(alone[name], after[name], name, ())

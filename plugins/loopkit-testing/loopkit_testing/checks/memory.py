@@ -1,4 +1,4 @@
-"""Checks of what is kept alive."""
+"""Checks of the objects kept alive."""
 
 from __future__ import annotations
 
@@ -113,15 +113,15 @@ STEPS, EPOCHS, PIECE, LAST = 120, 5, 15, 3
 """Steps of an epoch, epochs, steps between two counts, and how many of the last epochs are compared."""
 
 BYTES = 900
-"""Less than that with each step is not reported: numbers that a plugin notes, lines that wait to be written."""
+"""Less than this in each step is not reported: numbers that a plugin notes, lines that wait to be written."""
 
 
 def bounded_memory(case: Case) -> list[str]:
     """The tensors and bytes in use do not grow with steps or epochs.
 
     A plugin may keep some tensors, such as the last three hundred, or the last fifty of an epoch, and a few numbers of
-    each step; but no tensor of each step, nor 900 bytes. It is observed over the last three of five long epochs, on
-    what Python holds: tensors and objects. The fit ends after the third epoch if nothing has grown in that one.
+    each step; but no tensor of each step, nor 900 bytes. It is observed over the last three of five long epochs, for
+    Python's tensors and objects. The fit ends after the third epoch if there was no growth in it.
     """
     census = _Census()
     learner = case.bench([*case.plugins(), census])
@@ -192,8 +192,8 @@ def _growth(counts: Sequence[int], start: int, by: int) -> float:
 def _grows(passes: Sequence[Sequence[int]], within: int, between: int) -> bool:
     """Whether the counts rise in the later half of the last epoch, or rise from the epoch before to the last one.
 
-    What grows in each of the last three of five epochs grows in the third, which is the first of these; of what grows
-    evenly from epoch to epoch, half is enough to look on.
+    Growth in each of the last three of five epochs includes the third, which is the first of these; with
+    even growth from epoch to epoch, half is enough to look on.
     """
     before, last = passes[-2:]
     rise = min(last[-1] - before[-1], max(last) - max(before))
@@ -228,7 +228,7 @@ class _Census:
             if len(self.tensors) == EPOCHS - LAST + 1 and not (
                 _grows(self.tensors, 1, 0) or _grows(self.held, BYTES * PIECE, BYTES * STEPS)
             ):
-                learner.stop("nothing grows")
+                learner.stop("no growth")
 
     def _count(self) -> None:
         tensors, held = _alive()

@@ -1,4 +1,4 @@
-"""Checks of the plan and of what a plugin declares."""
+"""Checks of the plan and of a plugin's declarations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def any_list_order(case: Case) -> list[str]:
             one, other = next((a.strip(), b.strip()) for a, b in lines if a != b)
             return [
                 f"lists of the same plugins in another order give another plan ({one!r} became {other!r}): names and "
-                f"declarations must follow from the plugin's arguments alone"
+                f"declarations must follow only from the plugin's arguments"
             ]
     if path := difference(_result(case, False), _result(case, True), "weights", ()):
         return [f"where it stands in the list of plugins changes what a fit comes to: {path} differs"]
@@ -63,7 +63,7 @@ def declared_access(case: Case) -> list[str]:
     Reads that are observed: attributes of the step; entries of ``learner.metrics``; parameters, buffers and gradients
     that a function of torch is given; hyperparameters. Free to read: a step's ``index``, ``samples``, ``weight``,
     ``seed``, ``last``, ``optimizer_name``, and ``params`` and ``optimizer``, which are the way to the gradients;
-    shapes, dtypes and devices; ``learner.progress``; what a model's forward reads; all tensors in ``setup_model``, in
+    shapes, dtypes and devices; ``learner.progress``; reads of a model's forward; all tensors in ``setup_model``, in
     ``optimizer_step`` and at the two ends of a context. Reads of optimizers' states, and of other plugins, cannot be
     observed.
 
@@ -100,7 +100,7 @@ EFFECTS = STATES.keys() - {"metrics", "progress"}
 def no_undeclared_effect(case: Case) -> list[str]:
     """A plugin that declares no change leaves the parameters bitwise unchanged.
 
-    Changes are what its hooks update or write of anything but metrics and its own state, what it ``owns``, and
+    Changes are the states that its hooks update or write, except metrics and its own, the ones it ``owns``, and
     replacements. A plugin may end the fit earlier; one that cancels a step or votes to skip an update is not
     compared.
     """
@@ -129,8 +129,8 @@ def no_undeclared_effect(case: Case) -> list[str]:
 def options_kept(case: Case) -> list[str]:
     """Attributes named like arguments of the constructor have the same values after a fit as before.
 
-    Such an attribute says how the plugin was made: it is shown, written to files, and used by the next fit. What
-    changes while training goes on has a name of its own.
+    Such an attribute is an option: it is shown, written to files, and used by the next fit. A value that
+    changes during training needs another name.
     """
     plugins = case.plugins()
     plugin = plugins[0]

@@ -44,7 +44,7 @@ def unknown_phases(case: Case) -> list[str]:
     """The plugin works in unknown phases, with accumulation, and with data without a length.
 
     They are: a phase without backward, one with two models, two optimizers and two backwards, one with two backwards
-    for one update, one whose step puts nothing on the step, and prediction; and validation and prediction outside of a
+    for one update, one whose step sets no attribute, and prediction; and validation and prediction outside of a
     fit. A plugin that is for some phases only limits its hooks to them with ``@hookimpl(phase=...)``. A
     `PluginError` in ``setup_model`` is a plain refusal of a model that does not suit the plugin.
     With ``problem=``, the phases that run on that problem without plugins run on it, and the others are left out.
@@ -66,7 +66,7 @@ def unknown_phases(case: Case) -> list[str]:
                 continue
             unset = next((e for e in (error, error.__cause__) if isinstance(e, StepStateError)), None)
             hint = "; ask with getattr(step, ..., None), or limit the hook with @hookimpl(phase=...)" if unset else ""
-            what = phase.what if isinstance(phase, Strange) else "prediction (outputs alone)"
+            what = phase.what if isinstance(phase, Strange) else "prediction (only outputs)"
             broken.append(f"under {what}, the fit {described(unset or error)}{hint}")
     try:
         case.bench(case.plugins(), accumulate=3).train()
@@ -84,7 +84,7 @@ def unknown_phases(case: Case) -> list[str]:
             learner.evaluate(learner.problem.val, case.val_phase)
     except Exception as error:
         broken.append(
-            f"outside of a fit, where fit_begin does not come, a validation {described(error)}; what it needs it makes "
-            f"when it is made, or in setup_model"
+            f"outside of a fit, where fit_begin does not come, a validation {described(error)}; make its resources "
+            f"in __init__ or setup_model"
         )
     return broken

@@ -147,7 +147,8 @@ def paused_in_process(case: Case) -> list[str]:
         return []
     return [
         f"paused in an open window, then taken up by a second fit of the same learner, the run ends with other bits "
-        f"than one that went through: {(own or found)[0]}. fit_end and fit_begin come in between: what a fit_end drops "
+        f"than one that went through: {(own or found)[0]}. fit_end and fit_begin come in between: a value that "
+        f"fit_end drops "
         f"must be in epoch.store(self) or state_dict, and epoch.resumed says that an epoch goes on"
     ]
 
@@ -168,7 +169,7 @@ def _paused(case: Case, at: int | None, accumulate: int) -> tuple[dict[str, Any]
 
 
 def evaluated_between(case: Case) -> list[str]:
-    """``evaluate`` and ``predict`` between two fits change nothing of what the second one trains.
+    """``evaluate`` and ``predict`` between two fits do not change the training of the second.
 
     Compared are the states of models and optimizers after two fits, with both calls between them and without.
     """
@@ -215,7 +216,7 @@ def _look(case: Case, learner: Bench) -> None:
 
 
 def measured_weights(case: Case) -> list[str]:
-    """The best weights of a plugin that puts weights in the place of the models' own are those that were measured.
+    """The best weights of a plugin that replaces the models' weights are the measured ones.
 
     It is for a plugin that owns ``weights.<phase>``. The best checkpoint, and one of weights only, are loaded by
     ``load_best``, into a learner with the plugin and into one without: ``evaluate`` then returns the metric that was
@@ -252,8 +253,8 @@ def _loaded_best(case: Case, directory: str, weights_only: bool) -> str:
         if value != measured:
             return (
                 f"{monitor} was {measured!r} when it was saved, and is {value!r} after load_best into a learner "
-                f"{where}: what stands in the weights' place in the validation, by learner.models.weights.replaced, "
-                f"must be what averaged(learner) puts there and state_dict holds"
+                f"{where}: the weights in place during the validation,  by learner.models.weights.replaced, "
+                f"must be the weights of averaged(learner) and of state_dict"
             )
     return ""
 
@@ -266,8 +267,8 @@ def _with_metrics(plugins: list[Any]) -> list[Any]:
 def under_autocast(case: Case) -> list[str]:
     """The plugin works beside ``MixedPrecision("bfloat16")``, where outputs have another dtype than the weights.
 
-    Everything is put back as in ``fit_twice``. It is not for a plugin that refuses the other when it is added, nor for
-    a problem that cannot be trained so.
+    Everything is put back as in ``fit_twice``. It is not for a plugin that raises for the other when it is added, nor
+    for a problem that cannot be trained so.
     """
     fit = partial(Bench.train, epochs=1, short=True)
     try:

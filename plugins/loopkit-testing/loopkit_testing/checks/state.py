@@ -41,7 +41,7 @@ def state_round_trip(case: Case) -> list[str]:
     if not methods:
         return []
     if len(methods) == 1:
-        return [f"it has {methods[0]} alone: state_dict and load_state_dict go together"]
+        return [f"it has only {methods[0]}: state_dict and load_state_dict go together"]
 
     straight = case.bench(plugins)
     straight.train()
@@ -50,7 +50,7 @@ def state_round_trip(case: Case) -> list[str]:
     if broken := not_allowed(state, "state_dict()"):
         return broken
     if path := difference(plain(state), plain(plugin.state_dict()), "state_dict()", ignored):
-        return [f"called twice in a row it returns something else: {path} differs. It may change nothing"]
+        return [f"called twice in a row it returns something else: {path} differs. It must not change the plugin"]
     copied = copy.deepcopy(saved)
     phases = replace(case, phases=tuple(straight.phases[each.name] for each in case.phases)).fresh_phases()
     rest = copy.deepcopy(
@@ -98,9 +98,9 @@ def state_round_trip(case: Case) -> list[str]:
             f"list(...))"
         )
     if path := difference(weights(straight), weights(resumed), "weights", ()):
-        broken.append(f"going on from saved state gives other parameters than an uninterrupted run: {path} differs")
+        broken.append(f"resuming from saved state gives other parameters than an uninterrupted run: {path} differs")
     if path := difference(plugin.state_dict(), fresh[0].state_dict(), "state_dict()", ignored):
-        broken.append(f"going on from saved state gives another state than an uninterrupted run: {path} differs")
+        broken.append(f"resuming from saved state gives another state than an uninterrupted run: {path} differs")
     return broken
 
 
@@ -130,7 +130,7 @@ def _resumed(case: Case) -> list[str]:
         resumed = _run(case, kills, accumulate)
         where = " and ".join(whole.places[place] for place in kills)
         if resumed.refused:
-            return [f"killed {where}, it could not go on: {resumed.refused}"]
+            return [f"killed {where}, it could not resume: {resumed.refused}"]
         found = differences(whole.state, resumed.state, ignore=whole.ignored)
         own = [each for each in found if each.part.startswith("plugins.")]
         if found:
@@ -138,7 +138,7 @@ def _resumed(case: Case) -> list[str]:
             broken.setdefault(
                 first.part,
                 f"killed {where}, then made anew and loaded, the run ends with other bits than one that went through: "
-                f"{first}. What a plugin keeps from step to step belongs into epoch.store(self) or state_dict; "
+                f"{first}. Values that a plugin keeps from step to step belong into epoch.store(self) or state_dict; "
                 f"fit_begin and epoch_begin come again in a run that goes on, and epoch.resumed says so",
             )
         elif path := difference(whole.logged, resumed.logged, "logged", whole.ignored):
@@ -190,7 +190,7 @@ class _Run:
 
 
 class _Killed(BaseException):
-    """Nothing may catch it."""
+    """No plugin may catch it."""
 
 
 class _Kill:

@@ -33,7 +33,7 @@ def no_device_sync(case: Case) -> list[str]:
     """No hook of a step waits for the device, except the ones that the plugin declares.
 
     Observed in hooks that take a step, in their contexts and in ``move_batch``: calls that read a tensor on the host
-    (``TensorReads``). On the CPU these cost nothing, so a plugin that reads there alone, or must read, says so with a
+    (``TensorReads``). On the CPU these are free, so a plugin that reads only there, or must read, has a
     class attribute: ``syncs = ("backward_begin",)`` names the hooks in which it may, ``syncs = True`` is all of them.
     Not counted: the ``default`` of replacements, `loopkit.plugins.late.LateValues`, which does not wait on an
     accelerator, and what a hook has made on the host itself, such as a sample of a distribution. It is observed over a
@@ -44,7 +44,7 @@ def no_device_sync(case: Case) -> list[str]:
     case.bench([*plugins, Disturbance(), watch]).train(times=TIMES)
     return [
         f"{hook} calls {call} at {place}, which waits for the device within a step. Keep the tensor and read it in "
-        f'epoch_end; or, if it must be, say syncs = ("{hook}",) in the class'
+        f'epoch_end; or, if it must be, set syncs = ("{hook}",) in the class'
         for hook, call, place in watch.found
     ]
 
@@ -147,7 +147,7 @@ class Origin:
             self._put(made, device=True in given or kwargs.get("device") is not None)
 
     def on_host(self, args: tuple[Any, ...], unless_known: bool) -> bool:
-        """Whether all tensors here lie on the host; what has another origin counts as that if ``unless_known``."""
+        """Whether all tensors here lie on the host; tensors of unknown origin count as such if ``unless_known``."""
         given = [self._device(tensor) for tensor in tensors(args)]
         return bool(given) and all(device is False or (device is None and unless_known) for device in given)
 

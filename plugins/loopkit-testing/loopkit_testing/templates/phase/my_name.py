@@ -1,4 +1,4 @@
-"""A phase with an event of its own: a penalty on large outputs."""
+"""A phase with its own event: a penalty on large outputs."""
 
 from __future__ import annotations
 

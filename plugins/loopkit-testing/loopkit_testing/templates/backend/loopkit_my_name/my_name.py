@@ -30,7 +30,7 @@ class MyName(Backend):
         """How long the log was at the checkpoint that was loaded."""
 
     def open(self, run: Run) -> None:
-        """Go on behind what the checkpoint knows of, or behind an earlier run."""
+        """Continue after the checkpoint's last line, or after an earlier run."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("ab")
         if self._size is not None:
@@ -44,7 +44,7 @@ class MyName(Backend):
             self._file.write("".join(lines).encode())
 
     def flush(self) -> None:
-        """Let the system have it, before a checkpoint says how long the log is."""
+        """Write all to the file, before a checkpoint records its length."""
         if self._file is not None:
             self._file.flush()
 
@@ -57,14 +57,14 @@ class MyName(Backend):
         self._size = state.get("size")
 
     def close(self, result: FitResult | None) -> None:
-        """Let go of the file; a second time there is nothing to do."""
+        """Close the file, if it is open."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def my_name(path: str, *, every: int | None = None, name: str = "my_name") -> LogTo:
-    """A `LogTo` that writes to `MyName` alone, as a plugin that a configuration can name.
+    """A `LogTo` that writes only to `MyName`, as a plugin that a configuration can name.
 
     Args:
         path: As for `MyName`.

@@ -15,7 +15,7 @@ __all__ = ["MyName"]
 class MyName:
     """Put the largest loss of each epoch into the metrics, as ``"train/largest_loss"``.
 
-    It stays on the device until the epoch ends, so no step waits for it. Of several processes it is that of all.
+    It stays on the device until the epoch ends, so no step waits for it. It covers all processes.
 
     Args:
         metric: The metric's name, after the phase's.
@@ -41,7 +41,7 @@ class MyName:
 
     @hookimpl(reads=("loss",))
     def step_end(self, epoch: Epoch, step: Step) -> None:
-        """Compare on the device; phases without a loss are left alone."""
+        """Compare on the device, in phases with a loss."""
         if hasattr(step, "loss"):
             store, loss = epoch.store(self), step.loss.detach()  # empty when an epoch begins, and saved with it
             store["largest"] = torch.maximum(store["largest"], loss) if store else loss
