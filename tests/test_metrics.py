@@ -187,7 +187,7 @@ def test_metric_of_classes_refuses_targets_that_are_several_tensors(metric):
 
 
 def test_accuracy_refuses_a_single_class():
-    with pytest.raises(ValueError, match=r"there is only one class.*BinaryAccuracy"):
+    with pytest.raises(ValueError, match=r"there is one class.*BinaryAccuracy"):
         Accuracy().update(torch.zeros(3, 1), torch.zeros(3))
 
 

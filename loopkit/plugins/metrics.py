@@ -85,7 +85,7 @@ class _Running:
         if lacking and self.fed and not self.told:
             self.told = True
             warn(
-                f"metric {', '.join(lacking)} has no state_dict, and no checkpoint holds its values: in an "
+                f"metric {', '.join(lacking)} has no state_dict, and no checkpoint holds its values: in a "
                 f"resumed epoch it covers only the rest. Give it state_dict and load_state_dict"
             )
 

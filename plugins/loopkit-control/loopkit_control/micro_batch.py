@@ -71,7 +71,7 @@ class MicroBatch(Shown):
         """Raise for a phase whose steps have no parts."""
         if phase.training and type(phase).step is not TrainingPhase.step:
             raise PluginError(
-                f"plugin {self.name!r} takes the steps of TrainingPhase in parts, and {type(phase).__name__} has a "
+                f"plugin {self.name!r} takes the steps of TrainingPhase in parts, and {type(phase).__name__} has "
                 f"its own step: give smaller batches and Learner(accumulate=...)"
             )
         if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
