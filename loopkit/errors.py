@@ -111,7 +111,7 @@ class LogError(LoopkitError, ValueError):
 
 
 class WorldError(LoopkitError, RuntimeError):
-    """Processes that train together cannot meet, differ in what they would do, or cannot do what is asked."""
+    """Processes that train together cannot meet, differ in their settings, or cannot do a requested operation."""
 
 
 class PeerError(WorldError):

@@ -86,7 +86,7 @@ class Event:
         if not cls.__name__.endswith(endings):
             raise EventError(
                 f"event class {cls.__name__!r}: an event's name ends in Begin or End, "
-                f"such as {cls.__name__}Begin, so that its hook says when it fires"
+                f"such as {cls.__name__}Begin, so that its hook's name shows when it fires"
             )
         known = Event.by_hook.get(cls.hook)
         if known is not None and (known.__module__, known.__name__) != (cls.__module__, cls.__name__):

@@ -1,7 +1,7 @@
 """Parameter groups by name, and the patterns that names are chosen with.
 
-A pattern is a path with ``*``, ``?`` or ``[...]``, as in ``fnmatch``; alternatives are separated by ``|``. What it
-matches, it matches with everything below: ``"encoder"`` and ``"encoder.*"`` both cover ``encoder.conv.weight``. A
+A pattern is a path with ``*``, ``?`` or ``[...]``, as in ``fnmatch``; alternatives are separated by ``|``. A match
+includes everything below:  ``"encoder"`` and ``"encoder.*"`` both cover ``encoder.conv.weight``. A
 pattern that begins with ``*.`` covers names without a dot, too: ``"*.bias"`` covers ``bias``. With several models a
 path begins with the model's name: ``"generator.encoder.*"``.
 """
@@ -58,7 +58,7 @@ def named_parameters(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.
 
 
 def nothing_matches(pattern: str, names: Iterable[str]) -> str:
-    """The end of an error message: that a pattern matches nothing, the nearest spelling, and what there is."""
+    """The end of an error message for a pattern without a match: the nearest spelling, and the known names."""
     names = list(names)
     known: set[str] = set()
     for name in names:
@@ -67,7 +67,7 @@ def nothing_matches(pattern: str, names: Iterable[str]) -> str:
             path = ".".join(parts[:end])
             known |= {path, f"{path}.*", f"*.{last}", f"*{last}*", f"*{last}"}
     hint = next(filter(None, (nearest(one, known) for one in pattern.split("|"))), "")
-    return f"{pattern!r} matches nothing{hint}; there are: {some(names, 8) or 'none'}"
+    return f"{pattern!r} has no match{hint}; there are: {some(names, 8) or 'none'}"
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -81,7 +81,7 @@ def param_groups(
     """Parameter groups for an optimizer, chosen by patterns of parameter names.
 
     A parameter gets the options of every pattern that covers it; where they disagree, the later pattern wins. The
-    parameters that the same patterns cover make a group, those that none covers the first one. A group's ``"name"``
+    parameters that the same patterns cover make a group, uncovered ones the first group. A group's ``"name"``
     is made of its patterns (or of the ``name`` in their options), joined by ``+``, or is ``"default"``; a schedule
     finds it by ``groups=``.
 
@@ -94,7 +94,7 @@ def param_groups(
         covers it if it covers any of its names.
 
     Raises:
-        ValueError: A pattern matches nothing, or options hold ``params``.
+        ValueError: A pattern has no match, or options hold ``params``.
 
     >>> from torch import nn
     >>> model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})

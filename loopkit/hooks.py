@@ -1,4 +1,4 @@
-"""The hooks: what plugins can implement, and ``hookimpl``, which marks an implementation.
+"""The hooks that plugins can implement, and ``hookimpl``, which marks an implementation.
 
 Each event of `loopkit.events` is a hook of the same name in snake case. The hooks below are the other three
 kinds: contexts, replacements and transforms; and an event of no phase, ``log_value``. An implementation takes only the
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PROJECT = "loopkit"
 OWN_UPDATES = "own_updates"
-"""Instead of a class of phases: those that update in their own way."""
+"""Instead of a class of phases: phases that update in their own way."""
 TRAINING = "training"
 """Instead of a class of phases: all that train, whatever their class."""
 F = TypeVar("F", bound=Callable[..., Any])
@@ -136,8 +136,8 @@ class Hooks:
     def take_step(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step, default: Callable[[], None]) -> None:
         """Replacement: process one batch instead of the phase's ``step``, between ``step_begin`` and ``step_end``.
 
-        At most one plugin implements it. ``default()`` runs the phase's own ``step``. A plugin that does without says
-        what came of the batch by ``step.applied(values, grads, updated)``; ``step.window_state`` says what is due.
+        At most one plugin implements it. ``default()`` runs the phase's own ``step``. A plugin that does not call it
+        gives its results to ``step.applied(values, grads, updated)``; ``step.window_state`` has the due updates.
         """
 
     def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
@@ -172,8 +172,8 @@ class Hooks:
     def instrument_call(self, learner: Learner, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
         """Transform: return the function to call instead of another plugin's hook, for example to measure it.
 
-        Called for each hook of each other plugin when the plan is made: it costs nothing in a step but what it returns.
-        That is given ``target.arguments`` by position, must return what ``call`` returns, and raise what it raises.
+        Called for each hook of each other plugin when the plan is made: in a step only the returned function has a
+        cost. It gets ``target.arguments`` by position, and must return the result of ``call``, or raise its error.
         """
         return call
 
@@ -244,7 +244,7 @@ def _is_routine(kind: type) -> bool:
 def plain_arguments(method: Any) -> tuple[str, ...]:
     """The arguments of a plain function or method, in a tenth of the time that ``inspect.signature`` takes.
 
-    None of one with defaults, ``*args`` or the like, or that says itself what it takes: ask ``inspect`` then.
+    None of one with defaults, ``*args`` or the like, or with its own signature: use ``inspect`` then.
     """
     code = getattr(method, "__code__", None)  # a method has its function's
     if code is None or method.__defaults__ or not vars(method).keys().isdisjoint(("__wrapped__", "__signature__")):

@@ -53,7 +53,7 @@ class Phase:
     training: ClassVar[bool] = False
     """True: modules in train mode, gradients on, ``backward`` and ``update`` allowed, progress counted."""
     emits: ClassVar[tuple[type[Event], ...]] = ()
-    """The events that ``step`` emits itself; those of ``backward`` and ``update`` need not be repeated."""
+    """The events that ``step`` emits itself; ``backward`` and ``update`` add their own."""
     own_updates: bool = False
     """True: ``step`` differentiates and updates in its own way, and reports each update by ``step.updated()``. The
     engine then clears no gradients and makes no updates, and plugins that change gradients raise when a fit begins."""
@@ -104,7 +104,7 @@ class Phase:
 
     @property
     def has_state(self) -> bool:
-        """Whether it has anything to save: attributes in ``saved``, or a ``state_dict`` of its own."""
+        """Whether it has anything to save: attributes in ``saved``, or its own ``state_dict``."""
         return bool(self.saved) or not self.saves_names
 
     @property
@@ -169,8 +169,8 @@ def _put_back(now: Any, value: Any, own: bool) -> Any:
     """Return the value of an attribute after a load: itself, if the value could be put into it.
 
     Args:
-        now: What is there.
-        value: What was saved.
+        now: The present value.
+        value: The saved value.
         own: Whether it is the phase's own, and not its class's, which others share.
     """
     if is_generator(now):

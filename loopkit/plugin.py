@@ -34,7 +34,7 @@ class Plugin(Protocol):
     # To observe
 
     reads: Declaration
-    """State that its hooks read: those that change it run before. A hook's own ``@hookimpl(reads=...)`` comes first;
+    """State that its hooks read: hooks that change it run before. A hook's own ``@hookimpl(reads=...)`` comes first;
     this is for all others. So it is with ``updates``, ``writes``, ``before`` and ``after``."""
     provides: str
     """Its role, in one word, such as ``"clip"``. Other plugins, ``order``, ``learner.remove`` and ``learner.replace``
@@ -114,7 +114,7 @@ class Plugin(Protocol):
     def reshard(self, states: Sequence[Any], rank: int, size: int) -> Any:
         """This process's share of the states of all processes that saved.
 
-        A plugin has it if its state differs from process to process: the engine then saves that of each. The engine
+        A plugin has it if its state differs from process to process: the engine then saves each. The engine
         calls it at a load by another number of processes. Without it, one state serves all processes.
         """
         ...
@@ -165,7 +165,7 @@ class Plugin(Protocol):
 
     def peek(self, phase: str) -> dict[str, Tensor | float]:
         """The values so far of the metrics of a phase's open epoch, by the name of the phase, unread. `Progress` and
-        `LogMetrics` ask those that provide ``"metrics"``."""
+        `LogMetrics` ask plugins that provide ``"metrics"``."""
         ...
 
     def traced_metrics(self, learner: Learner, epoch: Epoch) -> Sequence[Metric] | None:
@@ -192,8 +192,8 @@ class Plugin(Protocol):
     """The directory that it saves to. Commands look for it where ``"checkpoint"`` is provided."""
 
     def names(self) -> Sequence[str]:
-        """The names of the metrics that it makes, as patterns of ``metrics.<name>``. Those that ask which way a metric
-        is better look for it where ``"metrics"`` is provided."""
+        """The names of the metrics that it makes, as patterns of ``metrics.<name>``. To find which way a metric
+        is better, the engine asks plugins that provide ``"metrics"``."""
         ...
 
     # To tell people
@@ -236,11 +236,11 @@ class Average(Protocol):
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """The averaged weights, and what it goes on with."""
+        """The averaged weights, and the rest of its state."""
         ...
 
     def load_state_dict(self, state: Any) -> None:
-        """Resume from what `state_dict` returned; `load_best` calls it outside of a fit.
+        """Resume from the result of `state_dict`; `load_best` calls it outside of a fit.
 
         If only weights were saved, it gets the state of a new plugin, or ``{}`` if `fresh` cannot make one.
         """
@@ -258,7 +258,7 @@ def provided(plugin: Any) -> str:
 
 
 def has_a_say(plugin: Any) -> bool:
-    """Whether training may be another one without a plugin, by what it declares; see `Plugin.per_process`."""
+    """Whether training may be another one without a plugin, by its declarations; see `Plugin.per_process`."""
     own = unwrapped(plugin)
     if hasattr(own, "per_process") or declared(own, "owns", getattr(own, "owns", ())):
         return True
@@ -292,7 +292,7 @@ def declared(plugin: Any, label: str, declaration: Any) -> tuple[str, ...]:
     check_declaration(f"plugin {_called(plugin)!r}: {label}", declaration)
     if callable(declaration):
         names = declaration() if inspect.ismethod(declaration) else declaration(plugin)
-        check_declaration(f"plugin {_called(plugin)!r}: what {label} returns", names)
+        check_declaration(f"plugin {_called(plugin)!r}: the result of {label}", names)
         return tuple(names)
     return tuple(declaration)
 

@@ -48,7 +48,7 @@ class FitResult:
     steps: int = 0
     updates: int = 0
     samples: int = 0
-    """Counts of this fit, in training phases; what came before it was saved and resumed included."""
+    """Counts of this fit, in training phases, including its part before a resume."""
     seconds: float = 0.0
     seed: int = 0
     """The last seed of torch's generator when the fit began."""

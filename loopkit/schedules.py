@@ -73,7 +73,7 @@ class OfLength:
     """A schedule whose length in updates is not known yet; ``resolve`` makes it one that can be called.
 
     Args:
-        name: What it is, for ``repr`` and errors.
+        name: Its name, for ``repr`` and errors.
         make: The function ``total -> ScheduleFn``.
     """
 
@@ -311,8 +311,8 @@ def cosine(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) 
 def cosine_warmup(updates: int, *, start: float = 0.0, end: float = 1.0) -> ScheduleFn:
     """Rise from ``start`` to ``end`` along half a cosine, then stay.
 
-    ``start + (end - start) / 2 * (1 - cos(pi * update / updates))``. With ``start=0.0`` the first update changes
-    nothing; ``shift(cosine_warmup(n + 1), 1)`` is n updates of rise without that.
+    ``start + (end - start) / 2 * (1 - cos(pi * update / updates))``. With ``start=0.0`` the first update has no
+    effect; ``shift(cosine_warmup(n + 1), 1)`` is n updates of rise without that.
 
     Args:
         updates: Length, from 1.
@@ -348,7 +348,7 @@ def cosine_restarts(
     Args:
         period: Length of the first cycle in updates, from 1.
         t_mult: Each cycle is so many times as long as the one before, a whole number from 1.
-        decay: Each cycle's height above ``end`` is so many times that of the one before, above 0, up to 1.
+        decay: Each cycle's height above ``end`` is so many times the last one's, above 0, up to 1.
         start: The first value.
         end: The value that each cycle approaches.
 
@@ -740,7 +740,7 @@ def join(parts: Sequence[tuple[ScheduleFn, int | None]]) -> ScheduleFn:
     """Run schedules one after the other, each counting from its own 0; the last one never ends.
 
     Args:
-        parts: Pairs of a schedule and its number of updates, from 1. Only the last number may be None: what is left
+        parts: Pairs of a schedule and its number of updates, from 1. Only the last number may be None: the rest
             of the fit. A part made without ``updates`` gets its number as its length.
 
     >>> schedule = join([(linear(start=0.0, end=1.0), 4), (constant(1.0), 2), (cosine(4), None)])
@@ -787,8 +787,8 @@ def warmup(n: int, then: ScheduleFn | None = None, *, from_zero: bool = False) -
 
     Args:
         n: Updates, from 0.
-        then: What follows; None for ``constant(1.0)``. Made without ``updates``, it gets what the warmup leaves.
-        from_zero: ``then(0) * update / n`` instead: the first update changes nothing, as in the schedules of
+        then: The schedule that follows; None for ``constant(1.0)``. Made without ``updates``, it gets the rest.
+        from_zero: ``then(0) * update / n`` instead: the first update has no effect, as in the schedules of
             transformers (``get_linear_schedule_with_warmup``).
 
     >>> [warmup(2, then=linear(4))(k) for k in range(5)]
@@ -889,7 +889,7 @@ def plot(schedule: ScheduleFn, updates: int, ax: Axes | None = None) -> Axes:
     Args:
         schedule: Any schedule; one made without ``updates`` gets this length.
         updates: How many, from 1.
-        ax: Axes to draw in; None for those of a new figure.
+        ax: Axes to draw in; None for a new figure.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -60,7 +60,7 @@ def test_paths_begin_with_the_models_name_only_if_there_are_several():
 
 def test_nothing_matches_names_the_nearest_spelling_of_any_alternative():
     message = nothing_matches("*.xyz|*.wieght", ["head.weight", "head.bias"])
-    assert message == "'*.xyz|*.wieght' matches nothing (did you mean '*.weight'?); there are: head.weight, head.bias"
+    assert message == "'*.xyz|*.wieght' has no match (did you mean '*.weight'?); there are: head.weight, head.bias"
 
 
 def test_nothing_matches_shows_the_first_names_only():
@@ -125,7 +125,7 @@ def test_param_groups_are_what_an_optimizer_takes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"haed": {}}, r"pattern 'haed' matches nothing \(did you mean 'head'\?\); there are: body.weight, body.bias"),
+        ({"haed": {}}, r"pattern 'haed' has no match \(did you mean 'head'\?\); there are: body.weight, body.bias"),
         ({"haed.*": {}}, r"did you mean 'head.\*'"),
         ({"*.bais": {}}, r"did you mean '\*.bias'"),
         ({"head": {"params": []}}, "the options of 'head' hold params"),

@@ -347,11 +347,11 @@ def test_freeze_refuses_a_state_of_other_parameters():
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        (["encodre"], r"'encodre' matches nothing \(did you mean 'encoder'\?\); there are: encoder.layer1.weight"),
+        (["encodre"], r"'encodre' has no match \(did you mean 'encoder'\?\); there are: encoder.layer1.weight"),
         (["encodre.*"], r"did you mean 'encoder.\*'"),
         ([{"encoder.layer3": 2}], r"did you mean 'encoder.layer[12]'"),
         (["*.wieght"], r"did you mean '\*.weight'"),
-        (["encoder", "xyz"], r"'xyz' matches nothing; there are"),
+        (["encoder", "xyz"], r"'xyz' has no match; there are"),
     ],
 )
 def test_freeze_of_nothing_is_refused_when_the_learner_is_built(patterns, message):

@@ -604,11 +604,11 @@ def test_schedule_keeps_its_bases_in_its_state():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"key": "momentun"}, r"'momentun' matches nothing \(did you mean 'momentum'\?\); there are: dampening, "),
-        ({"optimizer": "optimiser"}, r"'optimiser' matches nothing \(did you mean 'optimizer'\?\)"),
-        ({"groups": "haed"}, r"'haed' matches nothing \(did you mean 'head'\?\); there are: default, head"),
-        ({"attribute": "*.dropuot.p"}, r"'\*.dropuot.p' matches nothing \(did you mean 'dropout.p'\?\)"),
-        ({"attribute": "*.rate"}, r"'\*.rate' matches nothing; there are: body, dropout, head"),
+        ({"key": "momentun"}, r"'momentun' has no match \(did you mean 'momentum'\?\); there are: dampening, "),
+        ({"optimizer": "optimiser"}, r"'optimiser' has no match \(did you mean 'optimizer'\?\)"),
+        ({"groups": "haed"}, r"'haed' has no match \(did you mean 'head'\?\); there are: default, head"),
+        ({"attribute": "*.dropuot.p"}, r"'\*.dropuot.p' has no match \(did you mean 'dropout.p'\?\)"),
+        ({"attribute": "*.rate"}, r"'\*.rate' has no match; there are: body, dropout, head"),
         ({"key": "nesterov"}, r"optimizer.0.nesterov is False, which is no number"),
         ({"key": "lr[0]"}, r"lr is 0.1: it has no item 0"),
     ],
@@ -758,7 +758,7 @@ def test_torch_schedule_of_one_of_several_optimizers_needs_its_name():
 
 
 def test_torch_schedule_of_an_unknown_optimizer_is_refused():
-    with pytest.raises(PluginError, match=r"'critik' matches nothing \(did you mean 'critic'\?\)"):
+    with pytest.raises(PluginError, match=r"'critik' has no match \(did you mean 'critic'\?\)"):
         two(TorchSchedule(SGD_TORCH, optimizer="critik")).fit(make_batches(2), epochs=1)
 
 

@@ -114,5 +114,5 @@ def test_log_histograms_refuses(options: dict[str, Any], said: str) -> None:
 
 
 def test_log_histograms_refuses_a_pattern_of_nothing() -> None:
-    with pytest.raises(PluginError, match=r"'0.wieght' matches nothing \(did you mean '0.weight'"):
+    with pytest.raises(PluginError, match=r"'0.wieght' has no match \(did you mean '0.weight'"):
         run(LogHistograms(parameters="0.wieght"))

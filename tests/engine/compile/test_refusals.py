@@ -190,7 +190,7 @@ def test_plugin_whose_declaring_function_returns_a_string_is_refused():
         def update_begin(self):
             pass
 
-    refused(Plugin(), message="plugin 'plugin': what reads returns is the string 'grads'")
+    refused(Plugin(), message="plugin 'plugin': the result of reads is the string 'grads'")
 
 
 @pytest.mark.parametrize("label", ["reads", "updates", "writes"])
