@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MeasuredWeights:
-    """What a metric was measured with, to save it beside the model.
+    """The weights that a metric was measured with, saved beside the model.
 
     Args:
         monitor: The metric, or None.
@@ -71,7 +71,7 @@ def _switches(optimizer: Any) -> bool:
 
 
 def _puts_params(plugin: Any) -> bool:
-    """Whether a plugin changes parameters for the time of an epoch, by what it declares."""
+    """Whether a plugin changes parameters for the time of an epoch, by its declarations."""
     if "epoch_context" not in implemented(plugin):
         return False
     return bool(hook_states(plugin, "epoch_context", "updates", "writes") & {"params", "weights"})

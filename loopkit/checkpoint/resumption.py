@@ -36,7 +36,7 @@ class Resumption:
     Args:
         place: The directory.
         files: Reads checkpoints.
-        retention: Told about damaged checkpoints, and about the one that ``resume`` names.
+        retention: Notes damaged checkpoints, and the one that ``resume`` names.
         resume: As in `Checkpoint`.
         overwrite: Likewise.
         data: Likewise.
@@ -176,7 +176,7 @@ class Resumption:
         return manifest, self._files.read(learner, manifest)
 
     def _make_room(self, found: Listing) -> None:
-        """Remove the checkpoints of an earlier run, if nothing else is there."""
+        """Remove the checkpoints of an earlier run, if there are no other files."""
         directory = self._place.directory
         known = {manifest.path.name for manifest in found}
         names = sorted(set(disk.names(directory)) - known)
@@ -184,7 +184,7 @@ class Resumption:
         if others:
             raise CheckpointError(
                 f"Checkpoint: overwrite=True, and {directory} holds more than checkpoints and logs: "
-                f"{', '.join(map(repr, others))[:300]}. Nothing was removed: remove it, or give another directory"
+                f"{', '.join(map(repr, others))[:300]}. It removed no files: remove them, or give another directory"
             )
         storage.remove(manifest.path for manifest in found)
         count = "a checkpoint" if len(known) == 1 else f"{len(known)} checkpoints"
@@ -234,8 +234,8 @@ def _check_fit(learner: Learner, manifest: Manifest, state: dict[str, Any]) -> N
     if isinstance(fit, dict) and fit.get("number", number) != number:
         raise StateError(
             f"{manifest.path} was saved in fit {fit['number']!r:.20} of its learner, and this is fit {number}: "
-            f"give each fit of a script a Checkpoint with a directory of its own (learner.replace); to go on "
-            f"with that fit alone, resume='{manifest.path}'"
+            f"give each fit of a script its own Checkpoint directory (learner.replace); to resume "
+            f"only that fit, resume='{manifest.path}'"
         )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def has_lazy(learner: Learner) -> bool:
-    """Whether a model has parameters without a shape: no batch went through it, so that there is nothing to save."""
+    """Whether a model has parameters without a shape: no batch went through it, so it cannot be saved."""
     return any(map(is_lazy, _parameters(learner)))
 
 
@@ -48,8 +48,8 @@ def check_finite(learner: Learner) -> None:
         bad = next(filter(None, learner.world.gather(bad)), "")
     if bad:
         raise NonFiniteError(
-            f"parameter {bad} is not finite at step {learner.progress.steps}: nothing was saved, the checkpoints "
-            f"before it stand. StopOnNonFinite(gradients=True) finds the first cause"
+            f"parameter {bad} is not finite at step {learner.progress.steps}: no checkpoint was saved, earlier ones "
+            f"stay. StopOnNonFinite(gradients=True) finds the first cause"
         )
 
 

@@ -41,7 +41,7 @@ class Timing:
         """The sum of the versions of the models' tensors at the last save."""
 
     def begin(self, learner: Learner) -> None:
-        """Count from here: what a fit begins with needs no save."""
+        """Count from here: the first state of a fit needs no save."""
         self.saved_at = moment(learner)
         self.note_values(learner)
         self.plan(learner)
@@ -57,7 +57,7 @@ class Timing:
         self.next_time = time.monotonic() + self._seconds
 
     def has_moved(self, learner: Learner) -> bool:
-        """Whether the run went on since the last save."""
+        """Whether the run has trained since the last save."""
         return self.saved_at != moment(learner)
 
     def has_changed(self, learner: Learner) -> bool:
@@ -95,6 +95,6 @@ def intervals(save: Any) -> tuple[Every, ...]:
     for each in given:
         if each.first:
             raise PluginError(
-                f"Checkpoint: save is {each!r}: before the first update nothing is trained; leave out first"
+                f"Checkpoint: save is {each!r}: before the first update the model is untrained; leave out first"
             )
     return given

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class GradientSync:
-    """A strategy: its methods are called in this order in each training step, or do nothing."""
+    """A strategy: its methods are called in this order in each training step; by default they have no effect."""
 
     def reset(self) -> None:
         """Drop what belongs to the last step."""
 
     def begin(self, learner: Learner, phase: Phase, step: Step, sends: bool) -> bool:
-        """Prepare for a step, of which ``sends`` tells whether its backward may send gradients.
+        """Prepare for a step, whose backward may send gradients if ``sends``.
 
         Returns:
             Whether the strategy serves the step. If not, its gradients are averaged when the update begins.
@@ -42,5 +42,5 @@ class GradientSync:
         return nullcontext()
 
     def paused(self) -> AbstractContextManager[None]:
-        """Send nothing in a backward."""
+        """Do not send in a backward."""
         return nullcontext()

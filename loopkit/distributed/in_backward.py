@@ -38,7 +38,7 @@ class InBackward(GradientSync):
         self._backwards = 0
         """The backwards of this step."""
         self._told: set[int] = set()
-        """Phases with a line on why their backward sends nothing."""
+        """Phases with a line on why their backward does not send."""
 
     def begin_epoch(self) -> None:
         """Try again where the last epoch had no overlap."""
@@ -80,7 +80,7 @@ class InBackward(GradientSync):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Send nothing in a backward."""
+        """Do not send in a backward."""
         overlap = self._now
         if overlap is None or not overlap.listening:
             yield

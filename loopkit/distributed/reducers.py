@@ -134,7 +134,7 @@ class Reducers(GradientSync):
             )
 
     def update(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Skip an update that nothing counts in; the gradients are averages already."""
+        """Skip an update without weight; the gradients are averages already."""
         if self.active and self._done:
             self._at_update.weighting.skip_void(step)
         else:

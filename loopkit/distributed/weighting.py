@@ -79,7 +79,7 @@ class Weighting:
         return (mine * size / total).squeeze()  # exactly 1 if all are equal
 
     def skip_void(self, step: Step) -> None:
-        """Skip an update whose weights sum to 0 over all processes; on an accelerator nobody reads them."""
+        """Skip an update whose weights sum to 0 over all processes; on an accelerator without reading them."""
         if self._void:
             step.skip_update("the weights of all processes sum to 0")
             self._void = False

@@ -50,10 +50,10 @@ class Checkpoint(Shown):
 
     Each checkpoint has its own directory below ``directory``, written whole or not at all: weights as
     ``model.safetensors``, all else as JSON and safetensors, and a manifest with the digest of every file. A save is due
-    at the end of an epoch (after its validation, if there is one) or between two steps; what a signal, or an error
-    between two steps, interrupts is saved where it is. After an error inside a validation, the state as of the
-    validation's begin is saved (only of a single process). After an error inside a training step an exact resume is impossible:
-    the checkpoint before it stays.
+    at the end of an epoch (after its validation, if there is one) or between two steps; a run that a signal, or an
+    error between two steps, interrupts is saved where it is. After an error inside a validation, the state as of the
+    validation's begin is saved (only of a single process). After an error inside a training step an exact resume is
+    impossible: the checkpoint before it stays.
 
     Args:
         directory: Where the checkpoints of this fit are, and of no other. Links and a relative path are resolved now.
@@ -142,9 +142,9 @@ class Checkpoint(Shown):
         self._timing = timing
         """When the run is saved."""
         self._files = (WeightFiles if weights_only else self.files)(self.place)
-        """What is saved of it."""
+        """How it saves."""
         self._retention = Retention(keep, options.keep_best, best)
-        """What stays of it."""
+        """Which checkpoints stay."""
         self._resumption = Resumption(
             self.place,
             self._files,

@@ -42,7 +42,8 @@ class DDP(Member):
 
     The average of the gradients is the gradient of the global batch, also if the processes have batches of unequal
     weight. If the weights are equal, it is bitwise the average of PyTorch's ``DistributedDataParallel``. Gradients are
-    synced once for an update and are final from ``update_begin`` on: clipping, for example, sees the norm of the average.
+    synced once for an update and are final from ``update_begin`` on: clipping, for example, sees the norm of the
+    average.
 
     Args:
         overlap: Send gradients while the last backward of an update makes them: by PyTorch's reducer in phases that
@@ -55,8 +56,8 @@ class DDP(Member):
             uneven last one, unless the phase sets ``step.weight``. False: each process counts the same, as in PyTorch.
         compression: ``"fp16"`` or ``"bf16"``: gradients are sent in half precision.
         bucket_mb: Gradients are sent in buckets of about so many MiB; by default PyTorch's, 25 after a small first one.
-        bucket_views: Gradients are views of the buckets of PyTorch's reducer, which saves a copy of them. The next update
-            changes them, so a plugin that keeps gradients must then copy them.
+        bucket_views: Gradients are views of the buckets of PyTorch's reducer, which saves a copy of them. The next
+            update changes them, so a plugin that keeps gradients must then copy them.
         static_graph: The same parameters are used in the same order in each step (PyTorch's option).
         find_unused_parameters: Parameters may get no gradient in a step; otherwise that is an error that names them.
         fixed_buckets: PyTorch's reducer lays its buckets out anew after the first step, which changes the last bits of
@@ -194,7 +195,7 @@ class DDP(Member):
         models = len(self._reducers.models)
         if models == 1 and not setup.beside and _calls_once(phase):
             return self._reducers, "the step calls the model once"
-        why = f"{type(phase).__name__} has a step of its own" if models == 1 else "there are several models"
+        why = f"{type(phase).__name__} has its own step" if models == 1 else "there are several models"
         if setup.beside:
             why = "the optimizer trains parameters beside the model's"
         if self._find_unused_parameters:
@@ -230,7 +231,7 @@ class DDP(Member):
 
     @hookimpl
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Tell the strategy whether this step's backward is the last one of an update."""
+        """Set the strategy by whether this step's backward is the last one of an update."""
         if self.world.size == 1 or not phase.training:
             return
         self._reducers.reset()

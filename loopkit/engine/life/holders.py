@@ -46,7 +46,7 @@ class Holders:
         """Check that something saves each parameter that an optimizer trains.
 
         Raises:
-            PhaseError: Nothing does.
+            PhaseError: No object does.
         """
         models = self._models
         check_saved(models.optimizers, models, models.extras.modules, self._owners())

@@ -48,7 +48,7 @@ class Running:
 
     @property
     def open_epochs(self) -> list[Epoch]:
-        """The epochs that are open, the outermost first, without those that were open when the fit began."""
+        """The epochs that are open, the outermost first, except epochs that were open when the fit began."""
         return self.epochs if self.fit is None else self.epochs[self.fit.depth :]
 
     @property
@@ -94,6 +94,6 @@ class Running:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, epochs are none of the fit's, as if a hook of a hook ran them: nothing is saved there."""
+        """Inside, epochs are none of the fit's, as if a hook of a hook ran them: they are not saved."""
         with self.hook(), self.hook():
             yield
