@@ -581,8 +581,17 @@ class ThirdParty:
         pass
 
 
+class OfAnotherPart(ThirdParty):
+    """A plugin of one of the project's distributions."""
+
+    __module__ = "loopkit_whole_step.plugin"
+
+    def __init__(self):
+        super().__init__("of_another_part")
+
+
 @pytest.mark.parametrize("name", ["a", "z"])
-@pytest.mark.parametrize("shipped", [lambda: ClipGradNorm(1.0), lambda: ClipGradValue(1.0), GradNoise])
+@pytest.mark.parametrize("shipped", [lambda: ClipGradNorm(1.0), lambda: ClipGradValue(1.0), GradNoise, OfAnotherPart])
 def test_third_party_is_told_to_declare_in_its_own_plugin(name, shipped):
     with pytest.raises(OrderError) as refused:
         make_learner(shipped(), ThirdParty(name))

@@ -37,8 +37,8 @@ class Entry:
     writes: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    shipped: bool = False
-    """Whether the plugin is loopkit's own, whose declarations nobody else edits."""
+    package: str = ""
+    """The top package of the plugin's class: nobody else edits the declarations of loopkit's own."""
 
     def is_called(self, word: str) -> bool:
         """Whether ``word`` is the plugin's name or what it provides."""
@@ -211,9 +211,12 @@ def _ambiguous(one: Entry, other: Entry, clash: str, event: str) -> str:
 
 def _declaration(one: Entry, other: Entry) -> str:
     """What to declare in a plugin that is the reader's to change; empty if loopkit ships both."""
-    if one.shipped and other.shipped:
+    from loopkit.found.discovery import HOMES
+
+    shipped = {"loopkit", *(home.replace("-", "_") for home in HOMES)}
+    if one.package in shipped and other.package in shipped:
         return ""
-    own, word = (other, one.plugin) if one.shipped else (one, other.plugin)
+    own, word = (other, one.plugin) if one.package in shipped else (one, other.plugin)
     return f', or declare before=("{word}",) or after=("{word}",) in {own.plugin!r}'
 
 

@@ -302,8 +302,8 @@ def _implementation(impl: pluggy.HookImpl, hook: Hook) -> Implementation:
         return declared(plugin, label, getattr(options, label) or getattr(plugin, label, ()))
 
     labels = ("reads", "updates", "writes", "before", "after")
-    shipped = type(unwrapped(plugin)).__module__.partition(".")[0] == "loopkit"
-    entry = Entry(impl.plugin_name, provided(plugin), **{label: names(label) for label in labels}, shipped=shipped)
+    package = type(unwrapped(plugin)).__module__.partition(".")[0]
+    entry = Entry(impl.plugin_name, provided(plugin), **{label: names(label) for label in labels}, package=package)
     arguments = plain_arguments(impl.function) or tuple(inspect.signature(impl.function).parameters)
     return Implementation(plugin, hook, impl.function, arguments, options.phase, entry)
 

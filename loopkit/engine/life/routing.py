@@ -29,7 +29,9 @@ class ForwardWrapper:
         route = self
         active = False
 
-        class Routed(cls):  # type: ignore[misc, valid-type]
+        silent = _has_own_init_subclass(cls)
+
+        class Routed(nn.Module if silent else cls):  # type: ignore[misc]
             routed_from = plain
 
             def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -54,6 +56,8 @@ class ForwardWrapper:
                 make = _new if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]
                 return (make, tuple(plain if each is Routed else each for each in given), *state)
 
+        if silent:
+            Routed.__bases__ = (cls,)
         Routed.__name__ = cls.__name__
         Routed.__qualname__ = cls.__qualname__
         Routed.__module__ = cls.__module__
@@ -82,6 +86,11 @@ class ForwardWrapper:
 
     def _become(self, cls: type[nn.Module]) -> None:
         self._module.__class__ = cls
+
+
+def _has_own_init_subclass(cls: type) -> bool:
+    """Whether a class hears of its subclasses: it may register them, raise or ask for options."""
+    return type(cls) is type and any("__init_subclass__" in vars(base) for base in cls.__mro__ if base is not object)
 
 
 def _new(cls: type[nn.Module], *given: Any) -> nn.Module:

@@ -260,6 +260,7 @@ def _resolve(name: Any) -> Any:
 
 
 def _import(name: str) -> types.ModuleType:
+    importlib.invalidate_caches()  # a folder that was listed in the same second hides a file that is new
     try:
         return importlib.import_module(name)
     except SystemExit as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
+import os
 import sys
 import tomllib
 from itertools import combinations
@@ -1075,3 +1077,13 @@ def test_data_made_by_a_file_are_those_of_the_module(parts):
     assert isinstance(built.train, TensorLoader)
     assert len(built.train) == 4
     assert built.val is None
+
+
+def test_module_that_was_written_a_moment_ago_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("new_parts")  # now the folder's listing is known
+    listed = tmp_path.stat()
+    (tmp_path / "new_parts.py").write_text("def net(): return 3")
+    os.utime(tmp_path, ns=(listed.st_atime_ns, listed.st_mtime_ns))  # as within one tick of the clock
+    assert Caller(str).made(("model",), {"call": "new_parts:net"}) == 3

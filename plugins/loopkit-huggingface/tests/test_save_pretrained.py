@@ -36,6 +36,7 @@ class At:
     """Calls something at the phase_end of an epoch's validation, before others look at the metrics."""
 
     before = ("save_pretrained", "early_stopping")
+    volatile = ("*",)
 
     def __init__(self, act):
         self.act, self.epoch = act, 0
@@ -51,6 +52,7 @@ class Scores:
     """Gives the validation passes these losses, and keeps the parameters that they were measured with."""
 
     before = ("save_pretrained", "early_stopping", "checkpoint")
+    volatile = ("*",)
 
     def __init__(self, values):
         self.values, self.kept = list(values), []

@@ -389,6 +389,8 @@ def test_updates_that_one_process_skips_do_not_set_the_processes_apart():
 class Counts:
     """A collective of the user's own after each step, in the default group."""
 
+    volatile = ("*",)
+
     def __init__(self):
         self.found = []
 

@@ -323,6 +323,7 @@ class Look:
     """Keeps the whole gradients and the norms of the first update."""
 
     name = "look"
+    volatile = ("*",)
 
     def __init__(self):
         self.grads = None
@@ -505,6 +506,7 @@ class SaveAfter:
     """Keeps the state after some steps."""
 
     name = "save_after"
+    volatile = ("*",)
 
     def __init__(self, steps):
         self.steps, self.state = steps, None

@@ -287,7 +287,7 @@ class _Group(dict[str, Any]):
             watch.read(f"optimizer.{key}", f"optimizer.{key}.{optimizer}.{label}")
 
 
-REPLACED = {"setup_model": "model", "setup_optimizer": "optimizer", "move_batch": "batch"}
+REPLACED = {"setup_model": "model", "setup_optimizer": "optimizer", "move_batch": "batch", "setup_data": "data"}
 """The state that a transform changes which returns something else than it was given."""
 UNREAD = ("setup_model", "setup_optimizer", "optimizer_step")
 """Hooks in which values may be read: the model that was given, or what the update needs. A context may enter a mode

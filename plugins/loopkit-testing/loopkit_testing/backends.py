@@ -136,6 +136,51 @@ def every_row(case: BackendCase) -> list[str]:
         return _compared(rows, case.rows(folder))
 
 
+class _Nested(_Numbers):
+    """Logs a name that is also the folder of another one, as ``LogMetrics(every=...)`` does."""
+
+    @hookimpl(phase=TrainingPhase)
+    def step_end(self, learner: Learner) -> None:
+        self._log(learner, {"train/loss/step": learner.progress.steps / 8})
+
+    @hookimpl
+    def phase_end(self, learner: Learner, phase: Any) -> None:
+        self._log(learner, {f"{phase.name}/loss": learner.progress.epochs / 4})
+
+
+def nested_names(case: BackendCase) -> list[str]:
+    """Each value of ``train/loss`` is in the log beside those of ``train/loss/step``, in which order they may come.
+
+    A name may be another one in the log, such as ``train/loss_step``, if no other name becomes the same.
+    """
+    with _folder() as folder:
+        rows: list[Row] = []
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            _fit(_learner(case.make(folder), _Nested(rows)))
+        told = [str(warning.message) for warning in seen if "is disabled" in str(warning.message)]
+        broken = told or _compared(rows, _renamed(rows, case.rows(folder)))
+    return [f"where 'train/loss/step' is logged beside 'train/loss', {each}. A name is no folder" for each in broken]
+
+
+def _renamed(expected: Sequence[Row], found: Sequence[Row]) -> list[Row]:
+    """The rows that were found; where a name is missing, those of a new name with its values have it."""
+    wanted, there = _grouped(expected), _grouped(found)
+    names = {}
+    for name in wanted.keys() - there.keys():
+        other = next((each for each in there.keys() - wanted.keys() if there[each] == wanted[name]), None)
+        if other is not None:
+            names[other] = name
+    return [(names.get(name, name), step, value) for name, step, value in found]
+
+
+def _grouped(rows: Iterable[Row]) -> dict[str, list[tuple[int, float]]]:
+    grouped: dict[str, list[tuple[int, float]]] = {}
+    for name, step, value in rows:
+        grouped.setdefault(name, []).append((step, value))
+    return grouped
+
+
 def every_kind(case: BackendCase) -> list[str]:
     """The backend writes a value of each of its ``kinds`` without an error."""
     with _folder() as folder:
@@ -336,7 +381,16 @@ def _with_end(backend: Backend, checkpoint: Path, step: int) -> None:
 
 BACKEND_CHECKS: dict[str, Callable[[BackendCase], list[str]]] = {
     check.__name__: check
-    for check in (every_row, close_twice, every_kind, two_runs, failing_write, nothing_left, killed_and_resumed)
+    for check in (
+        every_row,
+        nested_names,
+        close_twice,
+        every_kind,
+        two_runs,
+        failing_write,
+        nothing_left,
+        killed_and_resumed,
+    )
 }
 """Every check of a backend by name, the cheap ones first."""
 

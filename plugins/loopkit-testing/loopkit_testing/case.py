@@ -109,7 +109,7 @@ class Bench(Learner):
         epochs: int = 2,
         max_steps: int | None = None,
         times: int = 1,
-        load: Callable[[list[Any]], Any] = list,
+        load: Callable[[list[Any]], Any] | None = None,
         short: bool = False,
         **options: Any,
     ) -> None:
@@ -119,14 +119,15 @@ class Bench(Learner):
             epochs: As for ``fit``.
             max_steps: Likewise.
             times: How often an epoch goes over the data for training.
-            load: Makes the loader of a list of batches.
+            load: Makes the loader of a list of batches; by default the problem's.
             short: Take three batches for training and one for validation: a first, a middle and a last step.
             options: Further ones of ``fit``.
         """
         data = self.problem.train * times, self.problem.val
         if short:
             data = data[0][:3], data[1] and data[1][:1]
-        train, val = (None if each is None else load(each) for each in copy.deepcopy(data))
+        made = load or self.problem.load or list
+        train, val = (None if each is None else made(each) for each in copy.deepcopy(data))
         valid = None if val is None else {self.case.val_phase: val}
         if self.result is not None and self.result.reason == "error":
             self.forget()  # checks let fits fail on purpose, and need not be told

@@ -165,7 +165,8 @@ def _registered_marker(name: str) -> list[Any]:
 
 
 SAYS_MORE = {
-    "exact_resume": ("state_round_trip", "loader_kept"),
+    "exact_resume": ("state_round_trip", "loader_kept", "data_wrapped"),
+    "data_wrapped": ("declared_access",),
     "no_undeclared_effect": ("declared_access",),
     "under_autocast": ("fit_twice",),
     "validated_within": ("fit_twice", "metrics_reset", "state_round_trip", "declared_access"),

@@ -22,6 +22,8 @@ class Problem:
     """A factory, or a mapping of them, as for ``Learner``."""
     train: list[Any]
     val: list[Any] | None = None
+    load: Callable[[list[Any]], Any] | None = None
+    """Makes the loader of a list of batches, for plugins that need one; by default the list is the loader."""
 
     def learner(self, **options: Any) -> Learner:
         """``Learner(model, loss_fn, optimizer, **options)``."""

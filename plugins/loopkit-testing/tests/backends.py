@@ -259,3 +259,57 @@ class TakesItBack(Lines):
         if self.file is not None and self.writes < 3:
             self.file.truncate(0)
         super().close(result)
+
+
+@breaks("nested_names", "lost", "train/loss")
+class GrowsATree(Lines):
+    """Keeps the values in nested dicts: a name below another one takes its place."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.tree: dict[str, Any] = {}
+
+    def write(self, records: Any) -> None:
+        for record in records:
+            *above, last = record.name.split("/")
+            node = self.tree
+            for word in above:
+                if not isinstance(node.get(word), dict):
+                    node[word] = {}
+                node = node[word]
+            if not isinstance(node.get(last), dict):
+                node[last] = record.value
+                super().write([record])
+
+
+@breaks("nested_names", "lost", "train/loss/step")
+class CutsNames(Lines):
+    """Takes the first two words of a name: what lies below becomes the same."""
+
+    def write(self, records: Any) -> None:
+        super().write([record._replace(name="/".join(record.name.split("/")[:2])) for record in records])
+
+
+@breaks("nested_names", "lost", "train/loss")
+class WritesFilesOfNames(Lines):
+    """Leaves out a value for whose name there is a folder."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.folder = folder / "names"
+
+    def write(self, records: Any) -> None:
+        for record in records:
+            path = self.folder / record.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_dir():
+                path.touch()
+                super().write([record])
+
+
+@right
+class UnderOtherNames(Lines):
+    """Writes a dot for the second slash of a name."""
+
+    def write(self, records: Any) -> None:
+        super().write([record._replace(name=record.name.replace("/step", ".step")) for record in records])

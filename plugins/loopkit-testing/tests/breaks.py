@@ -1488,3 +1488,152 @@ class RefusesNamesOfFolders:
         self.folders.add(record.name.rpartition("/")[0])
         if record.name in self.folders:
             raise ValueError("refused: it is a folder")
+
+
+# -- the data of a phase -----------------------------------------------------------------------------------------------
+
+
+class _Served:
+    """Batches, one after the other."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        return iter(self.data)
+
+
+@breaks("data_wrapped", "another object", "return it again")
+class WrapsAnew:
+    @hookimpl(updates=("data",))
+    def setup_data(self, data):
+        return data if isinstance(data, _Served) else _Served(data)
+
+
+class _Wraps:
+    """Wraps each loader once."""
+
+    wrapper = _Served
+
+    def __init__(self):
+        self.known = {}
+
+    @hookimpl(updates=("data",))
+    def setup_data(self, data):
+        if isinstance(data, self.wrapper):
+            return data
+        if id(data) not in self.known:
+            self.known[id(data)] = self.wrapper(data)
+        return self.known[id(data)]
+
+
+@breaks("data_wrapped", "wraps _Served", "again")
+class WrapsItsOwn(_Wraps):
+    @hookimpl(updates=("data",))
+    def setup_data(self, data):
+        return self.known.setdefault(id(data), _Served(data))
+
+
+class _WithoutTheLast(_Served):
+    def __iter__(self):
+        return iter(list(self.data)[:-1])
+
+
+@breaks("data_wrapped", "gives 3 batches", "len() is 4")
+class LiesOnItsLength(_Wraps):
+    wrapper = _WithoutTheLast
+
+
+class _Once(_Served):
+    def __init__(self, data):
+        super().__init__(data)
+        self.batches = iter(data)
+
+    def __iter__(self):
+        return self.batches
+
+
+@breaks("data_wrapped", "gives 4 batches, then 0")
+class ServesThemOnce(_Wraps):
+    wrapper = _Once
+
+
+class _ByTheClock(_Served):
+    def __iter__(self):
+        batches = list(self.data)
+        random.Random(time.perf_counter_ns()).shuffle(batches)
+        return iter(batches)
+
+
+@breaks("data_wrapped", "same seeds and loaders")
+class ShufflesByTheClock(_Wraps):
+    wrapper = _ByTheClock
+
+
+class _EasyFirst(_Served):
+    """More batches in each epoch."""
+
+    def __init__(self, data):
+        super().__init__(list(data))
+        self.volatile_epoch = 0
+
+    def __iter__(self):
+        self.volatile_epoch += 1
+        return iter([self.data[(each + self.volatile_epoch) % len(self.data)] for each in range(len(self.data))])
+
+
+@breaks("data_wrapped", "killed")
+class ForgetsItsCurriculum(_Wraps):
+    wrapper = _EasyFirst
+    volatile = ("*",)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@breaks("files_within", "notes.txt", "take the folder as an option")
+class WritesIntoTheWorkingDirectory:
+    @hookimpl
+    def fit_end(self):
+        with open("notes.txt", "w") as file:
+            file.write("done")
+
+
+@breaks("files_within", "latest", "is outside")
+class WritesBesideItsFolder:
+    def __init__(self):
+        self.folder = os.path.join(FOLDERS.name, "given")
+
+    @hookimpl
+    def phase_end(self):
+        os.makedirs(self.folder, exist_ok=True)
+        with open(os.path.join(os.path.dirname(self.folder), "latest"), "a") as file:
+            file.write("x")
+
+
+@breaks("files_within", "my-runs", "mkdir")
+class MakesAFolderAtHome:
+    @hookimpl
+    def fit_begin(self):
+        os.makedirs(os.path.expanduser("~/my-runs"), exist_ok=True)
+
+
+@breaks("files_within", "weights.pt")
+class SavesWeightsAnywhere:
+    @hookimpl(phase=TrainingPhase, reads=("params",))
+    def phase_end(self, learner):
+        torch.save([m.state_dict() for m in learner.models.values()], "weights.pt")
+
+
+@breaks("files_within", "lock", "remove")
+class TakesAwayALock:
+    def __init__(self):
+        self.folder = os.path.join(FOLDERS.name, "given")
+
+    @hookimpl
+    def fit_begin(self):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(FOLDERS.name, "lock"))

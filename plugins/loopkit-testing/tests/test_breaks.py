@@ -9,7 +9,10 @@ from unusual import UNUSUAL
 
 from loopkit_testing import BACKEND_CHECKS, CHECKS, ContractError, check_backend, check_plugin, leftovers
 
-LIKELY = ["declared_access", "loader_kept", "metrics_reset", "no_graph_kept", "cancelled_step"]
+LIKELY = [
+    *("declared_access", "loader_kept", "metrics_reset", "no_graph_kept", "cancelled_step"),
+    *("files_within", "data_wrapped"),
+]
 """Where what is unusual is most likely to be accused; the others are left to the slow form."""
 
 

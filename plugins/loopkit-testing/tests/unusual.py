@@ -562,3 +562,56 @@ class AddsAndSubtracts:
             for p in self.moved:
                 p.sub_(0.01)
         self.moved = []
+
+
+class _Padded:
+    """Gives the first batch twice."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data) + 1
+
+    def __iter__(self):
+        batches = iter(self.data)
+        first = next(batches)
+        yield first
+        yield first
+        yield from batches
+
+
+@right
+class Pads:
+    """Wraps each loader once, and knows its own."""
+
+    def __init__(self):
+        self.known: list[tuple[Any, _Padded]] = []
+
+    @hookimpl(phase="training", updates=("data",))
+    def setup_data(self, data):
+        for given, made in self.known:
+            if data is given or data is made:
+                return made
+        made = _Padded(data)
+        self.known.append((data, made))
+        return made
+
+
+@right
+class KeepsItsFiles:
+    """Writes by a temporary file and a rename in its folder; what it needs for a moment is in a folder that goes."""
+
+    def __init__(self):
+        self.path = Path(tempfile.mkdtemp()) / "runs" / "state.json"
+
+    @hookimpl(reads=("progress",))
+    def phase_end(self, learner):
+        with tempfile.TemporaryDirectory() as folder:
+            draft = Path(folder) / "draft"
+            draft.write_text(str(learner.progress.epochs))
+            text = draft.read_text()
+        self.path.parent.mkdir(exist_ok=True)
+        beside = self.path.with_name(f".{self.path.name}.new")
+        beside.write_text(text)
+        beside.replace(self.path)

@@ -5,6 +5,8 @@ They may import everything but the commands.
 
 from loopkit_testing.case import Check
 from loopkit_testing.checks.data import loader_kept, metrics_reset
+from loopkit_testing.checks.files import files_within
+from loopkit_testing.checks.loaders import data_wrapped
 from loopkit_testing.checks.memory import bounded_memory, learner_freed, no_graph_kept
 from loopkit_testing.checks.order import any_list_order, declared_access, no_undeclared_effect, options_kept
 from loopkit_testing.checks.phases import unknown_phases
@@ -34,6 +36,8 @@ CHECKS: dict[str, Check] = {
         state_round_trip,
         fit_twice,
         nested_names,
+        files_within,
+        data_wrapped,
         under_autocast,
         validated_within,
         paused_in_process,

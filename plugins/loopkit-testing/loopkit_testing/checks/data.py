@@ -28,7 +28,9 @@ def loader_kept(case: Case) -> list[str]:
     """
     plugins = case.plugins()
     watch = _LoaderWatch(plugin_name(plugins[0]))
-    case.bench([*plugins, Disturbance(), watch]).train(epochs=1, load=watch.given)
+    learner = case.bench([*plugins, Disturbance(), watch])
+    load = learner.problem.load or list
+    learner.train(epochs=1, load=lambda batches: load(watch.given(batches)))
     return [
         f"{hook} changes one of the loader's tensors in place (of shape {shape}): it may be the data set itself, which "
         f"would change with every epoch. Make another one (x * 2, not x.mul_(2)), or change x.clone(), and put that in "

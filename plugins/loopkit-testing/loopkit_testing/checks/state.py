@@ -112,26 +112,36 @@ def exact_resume(case: Case) -> list[str]:
     checkpoint on the disk; then the plugins, the model and all else are made anew, loaded and fitted on. Compared are
     the whole of ``learner.state_dict()`` at the end, and what was given to ``learner.log``, but for ``volatile`` names.
     """
+    return resumed(case)
+
+
+def resumed(case: Case, load: Callable[[list[Any]], Any] | None = None) -> list[str]:
+    """Messages on runs that were killed and resumed.
+
+    Args:
+        case: The plugin.
+        load: Makes the loader of a list of batches; by default the problem's.
+    """
     with _never_synced():
-        return _resumed(case)
+        return _resumed(case, load)
 
 
-def _resumed(case: Case) -> list[str]:
-    whole = _run(case, [])
+def _resumed(case: Case, load: Callable[[list[Any]], Any] | None) -> list[str]:
+    whole = _run(case, [], load=load)
     drawn = _draw(whole.kinds, DRAWN)
     runs = [(whole, 1, [place]) for place in drawn]
     if len(drawn) > 1:
         runs.append((whole, 1, [drawn[0], drawn[-1]]))
     if case.accumulates():
-        accumulated = _run(case, [], accumulate=2)
+        accumulated = _run(case, [], accumulate=2, load=load)
         runs += [(accumulated, 2, [place]) for place in _draw(accumulated.kinds, {"open window": 1})]
     broken: dict[str, str] = {}
     for whole, accumulate, kills in runs:
-        resumed = _run(case, kills, accumulate)
+        again = _run(case, kills, accumulate, load)
         where = " and ".join(whole.places[place] for place in kills)
-        if resumed.refused:
-            return [f"killed {where}, it could not resume: {resumed.refused}"]
-        found = differences(whole.state, resumed.state, ignore=whole.ignored)
+        if again.refused:
+            return [f"killed {where}, it could not resume: {again.refused}"]
+        found = differences(whole.state, again.state, ignore=whole.ignored)
         own = [each for each in found if each.part.startswith("plugins.")]
         if found:
             first = (own or found)[0]
@@ -141,7 +151,7 @@ def _resumed(case: Case) -> list[str]:
                 f"{first}. Values that a plugin keeps from step to step belong into epoch.store(self) or state_dict; "
                 f"fit_begin and epoch_begin come again in a run that goes on, and epoch.resumed says so",
             )
-        elif path := difference(whole.logged, resumed.logged, "logged", whole.ignored):
+        elif path := difference(whole.logged, again.logged, "logged", whole.ignored):
             broken.setdefault(
                 "logged",
                 f"killed {where}, then made anew and loaded, the run logs something else than one that went through: "
@@ -241,7 +251,7 @@ class _Records:
         self.logged.append({record.name: (*said, plain(record.value))})
 
 
-def _run(case: Case, kills: Sequence[int], accumulate: int = 1) -> _Run:
+def _run(case: Case, kills: Sequence[int], accumulate: int = 1, load: Callable[[list[Any]], Any] | None = None) -> _Run:
     """Fit, killed and resumed at each of these places."""
     run = _Run()
     seed_all()
@@ -260,8 +270,13 @@ def _run(case: Case, kills: Sequence[int], accumulate: int = 1) -> _Run:
                     run.refused = described(error)
                     return run
             try:
-                learner.train(epochs=EPOCHS)
+                learner.train(epochs=EPOCHS, load=load)
             except _Killed:
                 continue
+            except Exception as error:
+                if not index:
+                    raise
+                run.refused = described(error)
+                return run
             run.state = copy.deepcopy(learner.state_dict())
     return run
