@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from loopkit.learner import Learner
 from loopkit_testing.case import Case, described
 
-DEPTH = 3
+DEPTH = 5
 """How deep the attributes of a plugin are searched for paths."""
 CACHES = ("__pycache__", ".cache")
 """Folders whose files are made again if they are gone: anybody may write there."""
@@ -115,7 +118,7 @@ def _paths(value: Any, depth: int, seen: set[int]) -> Iterator[str]:
         if text := os.fspath(value):
             yield os.path.abspath(text)
         return
-    if depth == 0 or id(value) in seen:
+    if depth == 0 or id(value) in seen or isinstance(value, (type, Learner, nn.Module)):
         return
     seen.add(id(value))
     if isinstance(value, dict):
@@ -123,7 +126,8 @@ def _paths(value: Any, depth: int, seen: set[int]) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         held = list(value)
     else:
-        held = [each for each in getattr(value, "__dict__", {}).values() if not callable(each) or depth > 1]
+        held = list(getattr(value, "__dict__", {}).values())
+        held += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
     for each in held:
         yield from _paths(each, depth - 1, seen)
 
