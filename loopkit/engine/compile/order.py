@@ -210,7 +210,7 @@ def _ambiguous(one: Entry, other: Entry, clash: str, event: str) -> str:
 
 
 def _declaration(one: Entry, other: Entry) -> str:
-    """What to declare in a plugin that is the reader's to change; empty if loopkit ships both."""
+    """The declaration for a plugin that is the reader's to change; empty if loopkit ships both."""
     from loopkit.found.discovery import HOMES
 
     shipped = {"loopkit", *(home.replace("-", "_") for home in HOMES)}

@@ -15,6 +15,7 @@ import torch
 
 from loopkit.author import devices, hooks
 from loopkit.engine.compile.order import Entry
+from loopkit.engine.compile.registry import Registry
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import Event, StepCancelled, UpdateSkipped
 from loopkit.learner import Learner
@@ -139,9 +140,15 @@ class Bench(Learner):
         return [event for event in events if event not in (StepCancelled, UpdateSkipped)]
 
 
+def registry_of(learner: Learner) -> Registry:
+    """The registry of a learner's plugins."""
+    return learner._core.registry
+
+
 def entries(learner: Learner, plugin: str) -> list[tuple[str, Entry]]:
     """The hooks of the plugin with this name, and what it declares for each."""
-    found = ((hook, impl.entry) for hook in hooks() for impl in learner._core.registry.implementations(hook))
+    registry = registry_of(learner)
+    found = ((hook, impl.entry) for hook in hooks() for impl in registry.implementations(hook))
     return [(hook, entry) for hook, entry in found if entry.plugin == plugin]
 
 

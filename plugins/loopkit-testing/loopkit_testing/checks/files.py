@@ -21,7 +21,7 @@ CACHES = ("__pycache__", ".cache")
 """Folders whose files are made again if they are gone: anybody may write there."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.symlink", "os.link", "os.truncate", "sqlite3.connect")
-"""What Python reports of changes in the file system besides ``open``; the first argument is the path."""
+"""The audit events of Python for changes in the file system besides ``open``; the first argument is the path."""
 
 
 class _Audit:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from loopkit.author import describe, plugin_name
 from loopkit.learner import Learner
 from loopkit_testing.bits import difference, plain, weights
-from loopkit_testing.case import Bench, Case, changed_by, described, entries, seed_all
+from loopkit_testing.case import Bench, Case, changed_by, described, entries, registry_of, seed_all
 from loopkit_testing.checks.state import resumed
 
 MANY = 1000
@@ -75,7 +75,7 @@ def _set_up(learner: Bench, load: Any) -> list[str]:
 
 def _asked(learner: Learner, phase: str, given: Any) -> Any:
     """Call ``setup_data`` of each plugin, as the engine does."""
-    registry, data = learner._core.registry, given
+    registry, data = registry_of(learner), given
     for impl in registry.plan(learner.phases[phase]).setup_data:
         data = registry.call(impl, phase=learner.phases[phase], data=data)
     return data
