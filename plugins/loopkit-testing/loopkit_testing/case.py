@@ -15,7 +15,6 @@ import torch
 
 from loopkit.author import devices, hooks
 from loopkit.engine.compile.order import Entry
-from loopkit.engine.compile.registry import Registry
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import Event, StepCancelled, UpdateSkipped
 from loopkit.learner import Learner
@@ -140,7 +139,7 @@ class Bench(Learner):
         return [event for event in events if event not in (StepCancelled, UpdateSkipped)]
 
 
-def registry_of(learner: Learner) -> Registry:
+def registry_of(learner: Learner) -> Any:
     """The registry of a learner's plugins."""
     return learner._core.registry
 
