@@ -349,6 +349,8 @@ class Named(InTurn):
 class Norms:
     """The norm that a clipping plugin has at the end of each update."""
 
+    volatile = ("*",)
+
     def __init__(self):
         self.seen = []
 
