@@ -20,7 +20,6 @@ from loopkit.engine.compile.phase_table import PhaseTable
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import is_optimizer
 from loopkit.engine.kept.resume import EpochStart
-from loopkit.engine.kept.state import apply, saved
 from loopkit.engine.life.core import Core
 from loopkit.engine.life.epoch import Epoch
 from loopkit.engine.life.fit import Fit, Limits, next_epoch
@@ -329,7 +328,7 @@ class Learner:
 
         phases = list(self.phases.values()) if phase is None else [self.phases.find(phase)]
         modes = self.models.modes.explained()
-        unproved = self._core.resume.unproved.values()
+        unproved = self._core.places.unproved.values()
         return Explanation.of(self._core.registry, phases, full or phase is not None, modes, unproved)
 
     # Running
@@ -579,7 +578,7 @@ class Learner:
         Raises:
             StateError: A step is under way, or an epoch that a hook runs, or the data has no position to be saved.
         """
-        return saved(self._core, at, positions, whole)
+        return self._core.saving.saved(at, positions, whole)
 
     def load_state_dict(
         self,
@@ -607,7 +606,8 @@ class Learner:
             StateError: The state does not fit; the message lists the differences.
             ReentrancyError: An epoch is running.
         """
-        apply(self._core, state, allow=allow, replay=replay, own=own, data=data)
+        self._core.loading.load(state, self.world, allow=allow, replay=replay, own=own, data=data)
+        self._logbook.move_to(self._logbook.epoch)
 
     def forget(self) -> None:
         """Forget where a fit was interrupted, or a loaded state was: the next fit is a new one."""

@@ -377,11 +377,14 @@ def imports(annotations: bool = False, exempt: bool = True) -> dict[str, set[str
 
 
 def _named_elsewhere(module: ast.Module) -> set[str]:
-    """The names of a module but those in the arguments of hooks."""
+    """The names of a module but those in the arguments of hooks: of implementations, and of the class that lists them."""
+    specified = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef) and node.name == "Hooks"]
+    specifications = {id(each) for node in specified for each in node.body}
     hooks = [
         node
         for node in ast.walk(module)
-        if isinstance(node, ast.FunctionDef) and any("hookimpl" in ast.unparse(each) for each in node.decorator_list)
+        if isinstance(node, ast.FunctionDef)
+        and (id(node) in specifications or any("hookimpl" in ast.unparse(each) for each in node.decorator_list))
     ]
     inside = {each for hook in hooks for each in ast.walk(hook.args)}
     return {node.id for node in ast.walk(module) if isinstance(node, ast.Name) and node not in inside}

@@ -178,3 +178,11 @@ def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
             object.__setattr__(changed, name, part)  # a frozen one too
         return changed
     return value
+
+
+def length_of(data: Any) -> int | None:
+    """``len(data)``; None where there is none, or where it says that it does not know."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None

@@ -16,7 +16,7 @@ from loopkit.base.batches import describe
 from loopkit.base.notes import add_note, locate, shown
 from loopkit.engine.compile.order import Entry, Placed
 from loopkit.errors import Cancel, CancelStep, PluginError, rank, strongest
-from loopkit.events import Event
+from loopkit.events import Event, PhaseEnd
 from loopkit.hooks import Hook, PhaseChoice, Target
 from loopkit.phases import BRACKETS, TRAINING_EVENTS
 
@@ -66,6 +66,16 @@ class Plan:
         plugins = " or ".join(repr(placed.entry.plugin) for placed in self.order[hook])
         who = f"in {hook} of plugin {plugins}" if plugins else "at the begin or end of the epoch"
         return f"{who}, {where}"
+
+    def called(self, phase: Phase) -> dict[str, bool]:
+        """Return the plugins that an epoch calls before its ``phase_end``, and whether a step calls them."""
+        called: dict[str, bool] = {}
+        for event in phase.events():
+            if event is not PhaseEnd:
+                for placed in self.order[event.hook]:
+                    name = placed.entry.plugin
+                    called[name] = called.get(name, False) or "step" in event.arguments
+        return called
 
 
 class Compiler:

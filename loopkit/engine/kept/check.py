@@ -30,7 +30,7 @@ from loopkit.engine.kept.differences import names
 from loopkit.engine.kept.left_out import LeftOut
 from loopkit.engine.kept.left_out import malformed as malformed_left_out
 from loopkit.engine.kept.loader_positions import malformed
-from loopkit.engine.kept.resume import Position
+from loopkit.engine.kept.position import Position
 from loopkit.engine.kept.rounds import Round
 from loopkit.errors import StateError
 from loopkit.groups import params_of
@@ -38,24 +38,22 @@ from loopkit.progress import Progress
 
 if TYPE_CHECKING:
     from loopkit.engine.kept.parts import Parts
-    from loopkit.engine.life.core import Core
 
 
-def check(core: Core, state: Mapping[str, Any], allow: Collection[str]) -> None:
+def check(parts: Parts, left_out: LeftOut, state: Mapping[str, Any], allow: Collection[str]) -> None:
     """Refuse a state that is malformed, or does not fit.
 
     Raises:
         StateError: Lists what is wrong, the first few of each kind.
     """
-    parts = core.parts
     if problems := _malformed(parts, state):
         raise StateError(
             f"the state is malformed, and nothing was loaded: {'; '.join(_few(problems))}. Take another copy of it"
         )
-    allow = (*allow, *_left_out(core.registry.plugins, state))
+    allow = (*allow, *_left_out(parts.plugins.now(), state))
     problems = [problem for part in parts.told() for problem in part.problems(state.get(part.name, {}), allow)]
-    problems += core.left_out.problems(state)
-    problems += _windows(core.models.optimizers, state)
+    problems += left_out.problems(state)
+    problems += _windows(parts.optimizers, state)
     if problems:
         raise StateError("the state does not fit this learner, and nothing was loaded: " + "; ".join(problems))
 

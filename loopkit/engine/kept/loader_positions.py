@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from loopkit.base import generators
+from loopkit.base.batches import length_of
 from loopkit.base.facts import fact
 from loopkit.base.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 from loopkit.base.notes import warn
@@ -52,7 +53,6 @@ from loopkit.engine.kept.torchdata_loaders import (
     is_stream,
 )
 from loopkit.engine.kept.worker_draws import drew, has_workers, watched
-from loopkit.engine.life.sources import length_of
 from loopkit.errors import StateError
 
 # Kinds of data, by where their position is

@@ -72,7 +72,12 @@ class Parts:
         self._buffers = LeftOutBuffers(modules, in_training_form)
         self._generators = RandomGenerators()
         self._counts = Counts(progress)
-        self._metrics = LastMetrics(metrics)
+        self.metrics = LastMetrics(metrics)
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The learner's optimizers by name."""
+        return self._models.optimizers
 
     def told(self) -> list[Part]:
         """Return the parts in the order of states and messages."""
@@ -95,4 +100,4 @@ class Parts:
         yield self._buffers
         yield models.measured
         yield self._counts
-        yield self._metrics
+        yield self.metrics

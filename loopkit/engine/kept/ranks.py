@@ -19,13 +19,13 @@ def gathered(
     return ranks
 
 
-def localized(parts: Parts, round: Round, given: Mapping[str, Any], rank: int, size: int) -> dict[str, Any]:
+def localized(parts: Parts, given: Mapping[str, Any], rank: int, size: int) -> dict[str, Any]:
     """The state with what is this process's own; with another number of processes than at the save, its share of it."""
     state = dict(given)
     ranks = state.get("ranks") or [_apart(parts, state)]
     own = ranks[min(rank, len(ranks) - 1)]
     if "round" in own:
-        state["round"] = round.share([each["round"] for each in ranks], rank, size)
+        state["round"] = Round.share([each["round"] for each in ranks], rank, size)
     for part in parts:
         if part.name in own:
             state[part.name] = part.share(state[part.name], [each[part.name] for each in ranks], rank, size)

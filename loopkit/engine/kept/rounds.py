@@ -311,7 +311,8 @@ class Round:
             )
         return found
 
-    def share(self, saved: list[Any], rank: int, size: int) -> Any:
+    @staticmethod
+    def share(saved: list[Any], rank: int, size: int) -> Any:
         """Return the share of a process: its own; with more processes than saved, another one's without generators."""
         own = saved[rank % len(saved)]
         if len(saved) != size and own["values"]:

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from loopkit.base.notices import Notices
 from loopkit.engine.compile.registry import Registry
+from loopkit.engine.kept.data_places import DataPlaces
 from loopkit.engine.kept.flags import Flags
+from loopkit.engine.kept.left_open import LeftOpen
 from loopkit.engine.kept.left_out import LeftOut
+from loopkit.engine.kept.loading import Loading
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.phase_states import PhaseStates
 from loopkit.engine.kept.resume import Resume
 from loopkit.engine.kept.rounds import Round
+from loopkit.engine.kept.saving import Saving
 from loopkit.engine.kept.witness import Witness
 from loopkit.engine.life.answers import Answers
 from loopkit.engine.life.holders import Holders
@@ -51,10 +55,12 @@ class Core:
         self.requests = Requests(self.holds)
         self.notices = Notices(lambda: self.requests.world.rank == 0)
         self.registry = Registry(learner, phases, order, self.logbook, self.running.where)
-        self.resume = Resume()
-        self.answers = Answers(self.requests, self.running, self.registry, lambda: self.resume.hold(self))
         self.round = Round(self.progress, self.metrics)
         """The round of a loop of the user's."""
+        self.left_open = LeftOpen()
+        self.places = DataPlaces(self.left_open)
+        self.resume = Resume(self.left_open, self.places, self.running, self.round)
+        self.answers = Answers(self.requests, self.running, self.registry, self.resume.hold)
         self.phase_states = PhaseStates(phases)
         self.holders = Holders(models, self.phase_states, self.registry, lambda: learner.loss_fn, self.round)
         self.witness = Witness(self.holders.roots)
@@ -70,6 +76,10 @@ class Core:
             self.progress,
             self.metrics,
         )
+        self.saving = Saving(
+            self.parts, models.weights, self.left_out, self.witness, self.resume, self.running, self.requests
+        )
+        self.loading = Loading(self.parts, self.left_out, self.witness, self.resume, self.running)
         self.shown = ShownPhases()
         self.own_updates = OwnUpdates(self.registry, phases, self.flags, self.shown, self.notices)
 

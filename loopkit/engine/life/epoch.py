@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from loopkit.base.notes import locate
 from loopkit.base.shield import Shield
 from loopkit.engine.compile.plan import Plan
+from loopkit.engine.kept.epoch_record import restore_windows
 from loopkit.engine.kept.loader_positions import indices_of, leave, set_epoch
 from loopkit.engine.kept.plugin_states import PHASE
-from loopkit.engine.kept.resume import EpochStart, restore_windows
-from loopkit.engine.kept.state import mark
+from loopkit.engine.kept.resume import EpochStart
 from loopkit.engine.life.epoch_contexts import EpochContexts
+from loopkit.engine.life.logbook import CurrentEpoch
 from loopkit.engine.life.sources import Source, named_if_endless
 from loopkit.engine.life.timeout import bounded_wait
 from loopkit.engine.step.loop import Loop, stronger
@@ -77,7 +78,7 @@ class Epoch:
         self.turns: dict[str, int] = {}
         """How many epochs of each phase its hooks have run."""
         self._core = core
-        self._outer: Epoch | None = None
+        self._outer: CurrentEpoch | None = None
         self.length = length
         """How many steps there will be, if that is known."""
         self.loop = Loop(core, self, phase, length)
@@ -197,8 +198,8 @@ class Epoch:
             core.requests.forget_stop()
         nested = in_hook or (bool(running.epochs) and not all(epoch.loop.between for epoch in running.open_epochs))
         self.alone = nested or not (phase.training or fitting)
-        if core.resume.left and not self.alone:
-            self.saved = core.resume.take(phase)
+        if core.left_open.left and not self.alone:
+            self.saved = core.left_open.take(phase.name, phase.training)
         self._prepare()
         if core.registry.implemented:
             core.registry.check_phase(phase)
@@ -224,15 +225,15 @@ class Epoch:
     def _prepare(self) -> None:
         """Let a function make its data, and tell them which epoch it is."""
         source = self._source
-        resume = self._core.resume
+        places = self._core.places
         if source is None:
             return
         if source.made:
-            self.data, length, self.made_with = resume.make(self, source)
+            self.data, length, self.made_with = places.make(self, source)
             if self.length is None:
                 self.length = length
                 self.loop.go_on_to(length)
-        resume.meet(self.data)
+        places.meet(self.data)
         if self.trains:
             set_epoch(self.data, self._core.progress.epochs)
 
@@ -277,13 +278,13 @@ class Epoch:
             raise PhaseError(f"phase {self.name!r}: learner.epoch was given no data=..., so it has no batches")
         core = self._core
         if self.alone and core.running.fit is not None and core.running.epochs[-1] is self:
-            core.resume.inner(self._key(), self.data)
-        batches, self.begun, length = core.resume.batches(self)
+            core.places.inner(self._key(), self.data)
+        batches, self.begun, length = core.places.batches(self)
         if length != self.length:
             self.length = length
             self.loop.go_on_to(length)
-        if core.resume.left and not self.alone:
-            core.resume.restore_generators()
+        if core.left_open.left and not self.alone:
+            core.left_open.restore_generators()
         self.goes_on = True
         if length is None and not self.trains:
             return named_if_endless(batches, self.name, core.progress, core.notices.say_once)
@@ -309,7 +310,7 @@ class Epoch:
         """
         if self.alone or self.trains or self.resumed or self.data is None:
             return None
-        return mark(self._core, self)
+        return self._core.saving.mark(self)
 
     def compare_casts(self) -> None:
         """Raise if weights change through ``.data`` between two forwards of its first step, under autocast.
@@ -335,8 +336,8 @@ class Epoch:
             raise self.pending
         if self.stopped:
             raise StopEpoch
-        if self._core.resume.left and not self.alone:
-            self._core.resume.restore_generators()
+        if self._core.left_open.left and not self.alone:
+            self._core.left_open.restore_generators()
         self.loop.refresh()
         self.loop.run((batch,))
         assert self.current is not None
@@ -364,9 +365,9 @@ class Epoch:
                 complete = self.loop.run(batches)
             if complete:
                 self.check_count(first)
-                self._core.resume.count(self)
+                self._core.places.counts.count(self)
             elif self.saved is not None and self.saved["steps"] == self.steps:  # without another batch
-                self._core.resume.restore_generators()
+                self._core.left_open.restore_generators()
                 leave(self.data)
 
     @property

@@ -14,7 +14,7 @@ import torch
 from loopkit.base.notes import say, warn
 from loopkit.base.shield import Shield
 from loopkit.base.words import is_count
-from loopkit.engine.kept.resume import Position
+from loopkit.engine.kept.position import Position
 from loopkit.engine.life.brackets import Brackets
 from loopkit.engine.life.epoch import Epoch
 from loopkit.engine.life.requests import ExitRequest, Interrupted, Stop
@@ -181,7 +181,7 @@ class Fit:
     @property
     def resuming(self) -> str:
         """The phase whose epoch was open in a state that was loaded, until it is resumed; else an empty string."""
-        return next(iter(self._core.resume.waiting), "")
+        return next(iter(self._core.left_open.waiting), "")
 
     @property
     def missing_states(self) -> dict[str, str]:

@@ -65,7 +65,7 @@ class FitLoop(Fit):
         core = self._core
         at = self.position
         train = self._source
-        core.resume.expect([*[each.source for each in self.validations.values()], train])
+        core.places.expect([*[each.source for each in self.validations.values()], train])
         if at.due:
             at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
         while True:
@@ -73,7 +73,7 @@ class FitLoop(Fit):
                 core.answers.answer()
             if self.cancelled is not None:
                 raise self.cancelled
-            waiting = core.resume.waiting
+            waiting = core.left_open.waiting
             if self.validations and not waiting:
                 self._want("round")
             if at.due and waiting[:1] != [train.phase.name]:
@@ -137,7 +137,7 @@ class FitLoop(Fit):
         source = self.validations[phase].source
         epoch = Epoch(core, source.phase, source)
         first = phase not in at.validated
-        if not core.resume.waiting:
+        if not core.left_open.waiting:
             at.begin_validation(phase, core.progress.updates)
         core.requests.begin_validation(phase)
         cancel = self._run(epoch, first)
@@ -160,7 +160,7 @@ class FitLoop(Fit):
     def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any]) -> bool:
         """Run its steps up to a limit, with the validations that are due between them."""
         if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
-            if (self._core.resume.waiting or not epoch.stopped) and self._between(epoch):
+            if (self._core.left_open.waiting or not epoch.stopped) and self._between(epoch):
                 return False
         if epoch.stopped:
             return False

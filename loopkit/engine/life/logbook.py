@@ -4,18 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from loopkit.base.notes import locate
 from loopkit.errors import Cancel, strongest
 from loopkit.logs.record import Packed, Place, unpacked
 from loopkit.progress import Progress
 
-if TYPE_CHECKING:
-    from loopkit.engine.life.epoch import Epoch
-
 LOG_VALUE = "log_value"
 """The hook of the plugins that listen."""
+
+
+class CurrentStep(Protocol):
+    """The last step that an epoch has begun."""
+
+    ended: bool
+
+
+class CurrentEpoch(Protocol):
+    """The epoch that is running, or whose ``phase_end`` is."""
+
+    name: str
+    trains: bool
+    around: int
+    turns: dict[str, int]
+
+    @property
+    def number(self) -> int:
+        """Which training epoch it is, or comes after."""
+
+    @property
+    def current(self) -> CurrentStep | None:
+        """The last step that was begun."""
 
 
 class Logbook:
@@ -32,12 +52,12 @@ class Logbook:
         self.place: Place | None = None
         """Where what is logged now is, if that was looked up since it has changed last."""
         self._progress = progress
-        self.epoch: Epoch | None = None
+        self.epoch: CurrentEpoch | None = None
         """The epoch that is running, or whose ``phase_end`` is."""
         self._thread = 0
         """The one that runs the epochs, and changes that."""
 
-    def move_to(self, epoch: Epoch | None) -> None:
+    def move_to(self, epoch: CurrentEpoch | None) -> None:
         """From here on things are logged in this epoch."""
         self.epoch, self._thread, self.place = epoch, get_ident(), None
 

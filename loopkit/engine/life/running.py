@@ -25,7 +25,7 @@ class Running:
     """
 
     def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+        self.progress = progress
         self.epochs: list[Epoch] = []
         """The epochs that are open, the outermost first."""
         self.fit: Fit | None = None
@@ -40,7 +40,7 @@ class Running:
 
         Logs and states count the epochs that are complete, `Progress.epochs`.
         """
-        return self._progress.epochs + any(epoch.trains for epoch in self.open_epochs)
+        return self.progress.epochs + any(epoch.trains for epoch in self.open_epochs)
 
     def where(self, phase: Phase, step: Step | None) -> str:
         """Phase, epoch and step, for messages."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from loopkit.base.batches import describe
+from loopkit.base.batches import describe, length_of
 from loopkit.base.notes import warn
 from loopkit.data import Loader
 from loopkit.errors import EmptyDataError, ExhaustedIteratorError, PhaseInputError, PluginError
@@ -129,14 +129,6 @@ def _named(rest: Iterator[Any], phase: str, many: int, say: Callable[[str], None
                 f"lambda: itertools.islice(data, 100) in its place gives 100 batches an epoch"
             )
         yield batch
-
-
-def length_of(data: Any) -> int | None:
-    """``len(data)``; None where there is none, or where it says that it does not know."""
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def check_given(train: Any, val: Any) -> None:

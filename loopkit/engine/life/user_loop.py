@@ -89,9 +89,9 @@ class UserLoop(Fit):
             return
         if saved is not None:
             self._round.put_now(saved)
-        between = not at.done and not core.resume.waiting
+        between = not at.done and not core.left_open.waiting
         if between:
-            core.resume.restore_generators()  # as of the save
+            core.left_open.restore_generators()  # as of the save
         self._round.begin_round(at.epochs, whole=between)
 
     def _replay(self, saved: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ class UserLoop(Fit):
             if core.logbook.packed is None:
                 core.logbook.listen(listeners)
 
-        self._round.replay(saved, self.position.epochs, bool(core.resume.waiting), arrive)
+        self._round.replay(saved, self.position.epochs, bool(core.left_open.waiting), arrive)
 
     def end_round(self) -> None:
         """A round is complete.
@@ -117,7 +117,7 @@ class UserLoop(Fit):
         Raises:
             StateError: It was resumed, and the user's code did not run all the epochs that were over or open then.
         """
-        waiting = self._core.resume.waiting
+        waiting = self._core.left_open.waiting
         done = self.position.done
         if self._round.replaying and (waiting or self._turn < done):
             open_one = f", and one of phase {waiting[0]!r} was open" if waiting else ""
@@ -135,7 +135,7 @@ class UserLoop(Fit):
         """The user's loop has come to where a state was saved, if it was resumed in a round."""
         if self._round.replaying:
             self._round.arrive()
-            self._core.resume.leave_generators()
+            self._core.left_open.leave_generators()
             self._core.logbook.move_to(self._core.logbook.epoch)
 
     def end(self, error: BaseException | None) -> None:
@@ -166,7 +166,7 @@ class UserLoop(Fit):
         if self.over or self.cancelled is not None or (self.stopped and phase.training):
             return True, False
         if not self._counts:  # no rounds are asked for, so there is only the name to go by
-            waiting = self._core.resume.waiting
+            waiting = self._core.left_open.waiting
             return bool(waiting) and waiting[0] != phase.name, False
         self._turn += 1
         done = self._turn <= self.position.done
@@ -181,9 +181,9 @@ class UserLoop(Fit):
         self.arrive()
         if not self._counts and (saved := self._core.resume.take_round()) is not None:
             self._round.put_now(saved)
-        resumed = bool(self._core.resume.waiting)
+        resumed = bool(self._core.left_open.waiting)
         if resumed:
-            self._core.resume.check_given(epoch)
+            self._core.left_open.check_given(epoch.name, epoch.data)
         self._round.begin_turn(resumed)
 
     def count_turn(self, over: bool = False) -> None:

@@ -1,0 +1,80 @@
+"""The saved form of an open epoch: its steps, the place of its data, its windows and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from loopkit.base import sharded
+from loopkit.base.sparse import unpacked
+from loopkit.engine.kept.content import content
+from loopkit.engine.kept.data_places import DataPlaces
+from loopkit.engine.kept.loader_positions import save_position
+from loopkit.engine.kept.position import Position
+from loopkit.engine.kept.self_seeded import self_seeded
+from loopkit.errors import StateError
+
+if TYPE_CHECKING:
+    from loopkit.engine.life.epoch import Epoch
+
+
+def record(epoch: Epoch, position: Position | None, places: DataPlaces) -> dict[str, Any]:
+    """Return the saved form of an open epoch, of a fit at this position."""
+    if epoch.data is None:
+        raise StateError(
+            f"the epoch of phase {epoch.phase.name!r} has data that the learner does not know, so it could not go on "
+            f"from here: give learner.epoch({epoch.phase.name!r}, data=loader), and take epoch.batches()"
+        )
+    by_fit = position is None or position.by_fit
+    earlier = 0 if position is None or epoch.made else position.epochs - position.validate
+    return {
+        "phase": epoch.phase.name,
+        "steps": epoch.steps,
+        "data": {
+            **save_position(
+                epoch.data,
+                epoch.steps,
+                running=True,
+                begun=epoch.begun,
+                earlier_epochs=earlier,
+                function=epoch.function,
+            ),
+            "made": epoch.made_with,
+        },
+        "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
+        "stores": epoch.saved_stores(),
+        **_proof_of(epoch, places.unproved),
+        **({} if not by_fit or (whole := places.counts.whole(epoch)) is None else {"whole": whole}),
+        **({} if by_fit or (made := content(epoch.data, epoch.steps)) is None else {"content": made}),
+    }
+
+
+def _proof_of(epoch: Epoch, unproved: dict[str, str]) -> dict[str, Any]:
+    """Return what a state holds to compare the data of an open epoch; note the reason by phase if it holds nothing."""
+    name = epoch.phase.name
+    if not epoch.steps:
+        return {}
+    if epoch.loop.seen_data.batch is None:  # no step since it was resumed
+        held = None if epoch.saved is None else epoch.saved.get("proof")
+        return {} if held is None else {"proof": held}
+    found, why = epoch.loop.seen_data.digest()
+    if found is None:
+        unproved[name] = f"data of phase {name!r}: unproved at a resume, as {why}"
+        return {}
+    unproved.pop(name, None)
+    return {"proof": {"digest": found, "repeats": not self_seeded(epoch.data)}}
+
+
+def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:
+    """Reopen the accumulation windows of an epoch."""
+    for name, values in saved.items():
+        window = epoch.window(name)
+        grads = [_like(unpacked(grad), p) for grad, p in zip(values["grads"], window.params, strict=True)]
+        window.reopen(epoch.loop.last_step(), {**values, "grads": grads})
+
+
+def _like(grad: Tensor | None, param: Tensor) -> Tensor | None:
+    """A gradient as this process holds it; a sparse one is whole in each."""
+    return grad if grad is None or grad.is_sparse else sharded.like(grad, param)
