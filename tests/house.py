@@ -377,7 +377,7 @@ def imports(annotations: bool = False, exempt: bool = True) -> dict[str, set[str
 
 
 def _named_elsewhere(module: ast.Module) -> set[str]:
-    """The names of a module but those in the arguments of hooks: of implementations, and of the class that lists them."""
+    """The names of a module but those in the arguments of hooks and of their specifications."""
     specified = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef) and node.name == "Hooks"]
     specifications = {id(each) for node in specified for each in node.body}
     hooks = [

@@ -15,10 +15,16 @@ from loopkit.engine.kept.left_out import LeftOut
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.position import Position
 from loopkit.engine.kept.ranks import localized
-from loopkit.engine.kept.run import Run
 from loopkit.engine.kept.undo import Undos, undone_by
 from loopkit.engine.kept.witness import Witness
 from loopkit.errors import ReentrancyError
+
+
+class Run(Protocol):
+    """The fit that is running, and the epochs that are open."""
+
+    epochs: list[Any]
+    fit: Any
 
 
 class RunPlace(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loopkit.engine.kept.data_check import STOP
 from loopkit.engine.kept.data_places import DataPlaces
@@ -14,7 +14,6 @@ from loopkit.engine.kept.left_open import LeftOpen
 from loopkit.engine.kept.loader_positions import save_position
 from loopkit.engine.kept.position import Position
 from loopkit.engine.kept.rounds import Round
-from loopkit.engine.kept.run import Run
 from loopkit.errors import StateError
 from loopkit.progress import Progress
 
@@ -39,6 +38,37 @@ class EpochStart:
     """The state of its phase, if it has one."""
     round: Any = None
     """The round of the user's loop in which it runs."""
+
+
+class RunningFit(Protocol):
+    """The fit that is running."""
+
+    position: Position
+
+    def saved(self) -> dict[str, Any]:
+        """Return its saved form."""
+
+    def go_on(self) -> None:
+        """Resume from the position that was loaded."""
+
+
+class Run(Protocol):
+    """The fit that is running, and the epochs that are open."""
+
+    progress: Progress
+    epochs: list[Epoch]
+
+    @property
+    def fit(self) -> RunningFit | None:
+        """The fit; None if none is running."""
+
+    @property
+    def open_epochs(self) -> list[Epoch]:
+        """The epochs of the fit that are open, the outermost first."""
+
+    @property
+    def can_save(self) -> bool:
+        """Whether the state can be saved now."""
 
 
 class Resume:

@@ -14,8 +14,7 @@ from loopkit.base import generators, sharded
 from loopkit.engine.kept.left_out import LeftOut
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.ranks import gathered
-from loopkit.engine.kept.resume import EpochStart, Resume
-from loopkit.engine.kept.run import Run
+from loopkit.engine.kept.resume import EpochStart, Resume, Run
 from loopkit.engine.kept.witness import Witness
 from loopkit.errors import StateError
 
