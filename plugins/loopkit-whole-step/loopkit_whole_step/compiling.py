@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from loopkit_whole_step import estimate, private, worker
@@ -22,14 +23,16 @@ if TYPE_CHECKING:
     from loopkit_whole_step.whole_step import WholeStep
 
 SAVES = 0.3
-"""The share of a step that compiling is taken to save, before it is known."""
+"""The share of a step that compiling in this process is taken to save, before it is known."""
 SECONDS, SECONDS_A_NODE = 4.0, 0.02
 """How long compiling in this process is taken to last, before it is known."""
-RECORDING = 2.0
-"""How long recording is taken to last, before it is known."""
-BESIDE = 0.1
+BESIDE = 0.05
 """The share of the compiler's time that the training is taken to lose, while it works beside it."""
-SHARE = 4
+COMPARED = 30
+"""So many eager steps are lost by comparing and timing."""
+LEAST = 0.97
+"""Compiling is worth it if the fit is taken to last at most so much of the time."""
+SHARE = 2
 """A graph takes over at this part of the steps that are left, or earlier."""
 
 
@@ -43,11 +46,21 @@ class Compiling:
     def __init__(self, options: WholeStep) -> None:
         self._options = options
         self.worker = worker.Worker()
+        self.began = time.time()
+        """When the run began; libraries that were kept later are as if they were not there."""
 
     @property
     def is_beside(self) -> bool:
         """Whether another process compiles."""
         return self._options.backend == "inductor"
+
+    def expect(self, shape: Shape, learner: Learner) -> None:
+        """Let the process that compiles import the compiler while the step is recorded."""
+        shape.looks_like = looks(shape, learner)
+        shape.known = shape.known or worker.is_known(shape.looks_like, self.began)
+        if self.is_beside and not worker.is_known(shape.looks_like, time.time()):
+            with suppress(NotHandedOver, OSError):
+                self.worker.begin()
 
     def start(self, shape: Shape, made: Recording, learner: Learner) -> bool:
         """Compile a recording, or let it be compiled beside the training; returns whether it has its graph.
@@ -64,12 +77,12 @@ class Compiling:
             made.compile(self._here)
             shape.compiled(made)
             return True
-        shape.build.constants, shape.looks_like = constants, looks(shape, learner)
+        shape.build.constants = constants
         if shape.mode not in ("counted", "building"):  # decided before a resume: the graph is that of before
             self.wait_for(shape, made)
             return True
         if shape.mode == "counted":
-            shape.mode, shape.takes = "building", shape.count + self._steps_beside(learner, made)
+            shape.mode, shape.takes = "building", shape.count + self._steps_beside(shape, learner, made)
         return False
 
     def _here(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -79,10 +92,10 @@ class Compiling:
             return backend(graph, inputs)
         return graph if backend == "none" else private.inductor(graph, inputs)
 
-    def _steps_beside(self, learner: Learner, made: Recording) -> int:
+    def _steps_beside(self, shape: Shape, learner: Learner, made: Recording) -> int:
         """After how many more steps a graph takes over, which no clock decides."""
         options = self._options
-        if options.eager_steps is not None or options.when == "always" or not options.wait:
+        if options.eager_steps is not None or options.when == "always" or not options.wait or shape.known:
             return options.eager_steps or 0
         by_size, left = estimate.steps_beside(made.traced[0].graph), steps_left(learner)
         return by_size if left == math.inf else min(by_size, int(left) // SHARE)
@@ -113,6 +126,11 @@ class Compiling:
         worker.remember(shape.looks_like)
         shape.compiled(made)
 
+    def rest(self, shapes: Iterable[Shape]) -> None:
+        """End the process that compiles, if none of these is left for it."""
+        if not any(each.mode == "building" for each in shapes):
+            self.worker.close()
+
     # Whether it is repaid
 
     def worth(self, shape: Shape, learner: Learner, seen: int, nodes: int) -> str:
@@ -124,31 +142,45 @@ class Compiling:
             seen: Steps of all shapes so far.
             nodes: Operations of the recorded graph; 0 before it is recorded.
         """
-        if shape.mode != "counted" or not shape.eager:
+        if shape.mode != "counted" or not shape.eager or self._options.when == "always":
             return ""
         left, eager = steps_left(learner), min(shape.eager)
         mine = left * shape.count / max(seen, 1)
-        seconds = self._cost(shape, learner, mine * eager, nodes)
-        if not self.too_few(mine, eager, seconds):
+        parameters = sum(len(group["params"]) for each in learner.optimizers.values() for group in each.param_groups)
+        nodes = nodes or (estimate.nodes_of(parameters) if self.is_beside else 0)
+        if not self.is_beside:
+            seconds = SECONDS + SECONDS_A_NODE * nodes
+            repaid = mine * eager * SAVES >= seconds
+        else:
+            is_known = worker.is_known(looks(shape, learner), self.began)
+            seconds = estimate.record_seconds(nodes) + (0.0 if is_known else estimate.build_seconds(nodes))
+            after = self._seconds_with(mine * eager, estimate.part_left(parameters, eager), nodes, is_known)
+            repaid = after + COMPARED * eager < LEAST * mine * eager
+        if repaid:
             return ""
         shape.left = left
         return f"{mine:.0f} steps are too few to repay {seconds:.0f} s of compiling"
 
-    def _cost(self, shape: Shape, learner: Learner, eager: float, nodes: int) -> float:
-        """The seconds that compiling is taken to cost a training that has so many seconds left without it."""
-        if not self.is_beside:
-            return SECONDS + SECONDS_A_NODE * nodes
-        if worker.is_known(looks(shape, learner)):
-            return RECORDING
-        build = estimate.build_seconds(nodes)
-        beside = eager / SHARE if self._options.wait else build
-        return RECORDING + BESIDE * build + max(build - beside, 0.0)
+    def _seconds_with(self, eager: float, part_left: float, nodes: int, is_known: bool) -> float:
+        """The seconds that a fit is taken to last if its step is compiled.
 
-    def too_few(self, steps: float, seconds: float, compiling: float | None = None) -> bool:
-        """Whether so many steps of so many seconds do not repay compiling, with recording as the least cost."""
-        if compiling is None:
-            compiling = RECORDING if self.is_beside else SECONDS
-        return self._options.when != "always" and steps * seconds * SAVES < compiling
+        Args:
+            eager: The seconds that it lasts without.
+            part_left: The part of them that compiled steps take.
+            nodes: Operations of the graph.
+            is_known: Whether its library is kept.
+        """
+        if eager == math.inf:
+            return 0.0
+        build = 0.0 if is_known else estimate.build_seconds(nodes)
+        beside = min(build, eager / SHARE) if self._options.wait else build
+        return estimate.record_seconds(nodes) + BESIDE * build + max(build, beside) + part_left * (eager - beside)
+
+    def too_few(self, steps: float, seconds: float) -> bool:
+        """Whether so many steps of so many seconds repay nothing, however good the graph is."""
+        least = estimate.RECORD if self.is_beside else SECONDS
+        saves = 1 - estimate.CALLED if self.is_beside else SAVES
+        return self._options.when != "always" and steps * seconds * saves < least
 
 
 def steps_left(learner: Learner) -> float:

@@ -244,46 +244,91 @@ def as_in(settings: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def known_vector_units(path: Path) -> Iterator[None]:
-    """Inside, the compiler's vector units are looked up in a file, and only the first choice is tried."""
-    from torch._inductor import cpu_vec_isa
+class VectorUnits:
+    """The vector units that the compiler can build for, kept in a file.
 
-    tried, listed = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.supported_vec_isa_list
-    try:
-        answers = json.loads(path.read_text())
-    except (OSError, ValueError):
-        answers = {}
+    A unit of which that is not known is taken to work: a graph that the compiler builds for it is the proof. Only if
+    that fails, each unit is tried.
 
-    def check_build(unit: Any, code: str) -> bool:
-        tools = cpu_vec_isa._get_isa_dry_compile_fingerprint(unit.build_arch_flags())
-        about = f"{tools} {code} {platform.node()}"
-        name = f"{unit}: {hashlib.sha256(about.encode()).hexdigest()}"
-        if name not in answers:
-            answers[name] = tried(unit, code)
-            new = path.with_name(f"{path.name}.{os.getpid()}")
-            new.write_text(json.dumps(answers))
-            os.replace(new, path)
-        return bool(answers[name])
+    Args:
+        path: The file.
+    """
 
-    class First(list[Any]):
-        """A list that ends after the first unit that the compiler can build for and the processor has."""
+    def __init__(self, path: Path) -> None:
+        self.path, self.assumed, self._tries = path, list[str](), False
+        try:
+            self._known: dict[str, bool] = json.loads(path.read_text())
+        except (OSError, ValueError):
+            self._known = {}
 
-        def __iter__(self) -> Iterator[Any]:
-            has = cpu_vec_isa.x86_isa_checker()
-            for unit in super().__iter__():
-                yield unit
-                if all(flag in has for flag in str(unit).split()) and unit:
-                    return
+    @contextmanager
+    def looked_up(self) -> Iterator[None]:
+        """Inside, the compiler's choice goes by what is known, and units after the first one that works are left."""
+        from torch._inductor import cpu_vec_isa
 
-    cpu_vec_isa.VecISA.check_build = check_build  # type: ignore[method-assign, assignment]
-    if os.environ.get("ATEN_CPU_CAPABILITY") is None:
-        cpu_vec_isa.supported_vec_isa_list = First(listed)
-    try:
-        yield
-    finally:
-        cpu_vec_isa.VecISA.check_build = tried  # type: ignore[method-assign]
-        cpu_vec_isa.supported_vec_isa_list = listed
+        tried, listed = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.supported_vec_isa_list
+
+        def check_build(unit: Any, code: str) -> bool:
+            tools = cpu_vec_isa._get_isa_dry_compile_fingerprint(unit.build_arch_flags())
+            about = f"{tools} {code} {platform.node()}"
+            name = f"{unit}: {hashlib.sha256(about.encode()).hexdigest()}"
+            if name in self._known:
+                return self._known[name]
+            if not self._tries:
+                self.assumed.append(name)
+                return True
+            self._keep({name: tried(unit, code)})
+            return self._known[name]
+
+        cpu_vec_isa.VecISA.check_build = check_build  # type: ignore[method-assign, assignment]
+        if os.environ.get("ATEN_CPU_CAPABILITY") is None:
+            cpu_vec_isa.supported_vec_isa_list = _First(listed)
+        try:
+            yield
+        finally:
+            cpu_vec_isa.VecISA.check_build = tried  # type: ignore[method-assign]
+            cpu_vec_isa.supported_vec_isa_list = listed
+
+    def proved(self) -> None:
+        """Keep what was taken to work: a graph was built for it."""
+        if self.assumed:
+            self._keep(dict.fromkeys(self.assumed, True))
+        self.assumed = []
+
+    def disproved(self) -> bool:
+        """Try each unit from now on; returns whether one was only taken to work."""
+        from torch._inductor import cpu_vec_isa
+
+        if not self.assumed:
+            return False
+        self.assumed, self._tries = [], True
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+        for unit in list.__iter__(cpu_vec_isa.supported_vec_isa_list):
+            for kind in type(unit).__mro__:
+                for value in vars(kind).values():
+                    if hasattr(value, "cache_clear"):
+                        value.cache_clear()
+            vars(unit).update({name: False for name in vars(unit) if name.startswith("_is_")})
+        return True
+
+    def _keep(self, more: dict[str, bool]) -> None:
+        self._known.update(more)
+        new = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        new.write_text(json.dumps(self._known))
+        os.replace(new, self.path)
+
+
+class _First(list[Any]):
+    """A list that ends after the first unit that the compiler can build for and the processor has."""
+
+    def __iter__(self) -> Iterator[Any]:
+        from torch._inductor import cpu_vec_isa
+
+        has = cpu_vec_isa.x86_isa_checker()
+        for unit in super().__iter__():
+            yield unit
+            if all(flag in has for flag in str(unit).split()) and unit:
+                return
 
 
 def memory_of_its_own() -> Any:

@@ -51,6 +51,8 @@ class Shape:
 
     takes: int = 0
     """The graph takes over after so many steps of the shape."""
+    known: bool = False
+    """Whether its library was kept when the run began, so that the graph takes over at once."""
     by_clock: bool = False
     """Whether the graph took over as soon as it was ready."""
     build: Build | None = None
@@ -67,7 +69,7 @@ class Shape:
 
     SAVED = (
         *("mode", "everywhere", "left", "reason", "count", "checks", "changes", "eager", "graph", "seconds"),
-        *("takes", "by_clock"),
+        *("takes", "by_clock", "known"),
     )
 
     @property

@@ -74,9 +74,10 @@ class WholeStep(Shown):
             ``"always"``: wherever it can be done.
         backend: The compiler: ``"inductor"``; ``"none"`` runs the recorded graph as it is, for tests; or a function
             ``(graph, inputs) -> callable``.
-        eager_steps: Steps of a shape between its recording and the step at which the graph takes over. By default a
-            quarter of the steps that are left, or fewer if the graph is small for its steps; no clock decides it. With
-            ``when="always"`` it is 0: the training waits.
+        eager_steps: Steps of a shape between its recording and the step at which the graph takes over. By default
+            as many as are taken to pass while the graph is compiled, counted by its operations, and at most half of
+            the steps that are left; none if the library was kept before the run began. With ``when="always"`` it is
+            0: the training waits.
         wait: Wait at that step for a graph that is late. Without it the graph takes over when it is there, so that the
             same run has other bits the next time.
         show: Print a line for each shape that was compiled, or why it was not.
@@ -99,7 +100,7 @@ class WholeStep(Shown):
     own_updates = "whole_step leaves its steps eager"
     syncs = ("take_step",)
     """A step waits for votes, and for the compared tensors while it compares."""
-    volatile = ("seconds", "eager", "graph")
+    volatile = ("seconds", "eager", "graph", "began")
 
     def __init__(
         self,
@@ -374,6 +375,7 @@ class WholeStep(Shown):
                     raise Refused(reason)
                 cells = Cells.of(learner, phase, hooks.owners)
                 batch = tree_flatten(step.batch)
+                self._compiling.expect(shape, learner)
                 made = Recording(learner, phase, hooks, cells, batch, step.samples, step.window_state)
                 try:
                     made.record(epoch, lambda nodes: self._worth(shape, learner, nodes))
@@ -386,6 +388,7 @@ class WholeStep(Shown):
             has_graph = self._compiling.start(shape, made, learner)
         except Refused as refused:
             self._refuse(shape, str(refused))
+            self._compiling.rest(self.shapes.values())
             return
         shape.recording, shape.plan = made, ref(epoch.plan)
         if shape.mode not in ("building", "compared"):
@@ -401,40 +404,11 @@ class WholeStep(Shown):
         """
         plan = epoch.plan
         if self._hooks is None or self._hooks[0]() is not plan:
-            hooks, reasons = self._sorted(learner, phase, plan.order)
+            hooks, reasons = _sorted(learner, phase, plan.order, self._after)
             self._hooks = ref(plan), hooks, "; ".join(reasons)
         if self._hooks[2]:
             raise Refused(self._hooks[2])
         return self._hooks[1]
-
-    def _sorted(self, learner: Learner, phase: Phase, order: Any) -> tuple[Hooks, list[str]]:
-        plugins: Any = learner.plugins
-        calls: dict[type[Event], list[Hook]] = {}
-        ends: list[Hook] = []
-        reasons = [
-            f"plugin {placed.entry.plugin!r} takes the optimizer's step" for placed in order.get("optimizer_step", ())
-        ]
-        for placed in order.get("update_end", ()) if len(learner.optimizers) > 1 else ():
-            if read := (*placed.entry.reads, *placed.entry.updates):
-                plugin = f"update_end of plugin {placed.entry.plugin!r}"
-                reasons.append(f"{plugin} reads {', '.join(read)} between the updates of two optimizers")
-        for event in dict.fromkeys(phase.events()):
-            if "step" not in event.arguments or event.hook in (BEFORE | AFTER) - {"step_end"}:
-                continue
-            if event is not StepEnd:
-                calls[event] = []
-            for placed in order[event.hook]:
-                name = placed.entry.plugin
-                hook = _hook(name, plugins[name], event.hook)
-                if event is StepEnd:
-                    if hook is not None and not hook.vote and name not in self._after:
-                        ends.append(hook)
-                elif hook is None:
-                    reasons.append(f"{event.hook} of plugin {name!r} has to be called in it")
-                else:
-                    calls[event].append(hook)
-        calls.setdefault(UpdateEnd, [])
-        return Hooks(calls, ends), reasons
 
     # Compiling
 
@@ -444,9 +418,9 @@ class WholeStep(Shown):
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """End the process that compiles."""
-        self._compiling.worker.close()
         for shape in self.shapes.values():
             shape.leave(goes_on=result.reason in GOES_ON)
+        self._compiling.worker.close()
 
     def _take_over(self, shape: Shape, recording: Recording) -> None:
         """The compiled graph takes over, after it has been compared."""
@@ -455,8 +429,7 @@ class WholeStep(Shown):
         except Refused as refused:
             self._refuse(shape, str(refused))
             return
-        if not any(each.mode == "building" for each in self.shapes.values()):
-            self._compiling.worker.close()
+        self._compiling.rest(self.shapes.values())
         if shape.by_clock:
             self._say(f"{shape.short}: {BY_CLOCK}")
 
@@ -607,6 +580,7 @@ class WholeStep(Shown):
             "shapes": shapes,
             "after": sorted(self._after),
             "repeatable": repeats,
+            "began": self._compiling.began,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -616,8 +590,40 @@ class WholeStep(Shown):
             for shape in self.shapes.values():
                 if shape.mode in ("timed", "graph"):  # what another torch compiles is compared anew
                     shape.mode, shape.checks = "compared", 0
+        self._compiling.began = state.get("began", self._compiling.began)
         self._keys, self._hooks = {}, None
         self._after = set(state["after"])
+
+
+def _sorted(learner: Learner, phase: Phase, order: Any, after: set[str]) -> tuple[Hooks, list[str]]:
+    """The recorded hooks in the plan's order, without those of plugins that come after; and why there are none."""
+    plugins: Any = learner.plugins
+    calls: dict[type[Event], list[Hook]] = {}
+    ends: list[Hook] = []
+    reasons = [
+        f"plugin {placed.entry.plugin!r} takes the optimizer's step" for placed in order.get("optimizer_step", ())
+    ]
+    for placed in order.get("update_end", ()) if len(learner.optimizers) > 1 else ():
+        if read := (*placed.entry.reads, *placed.entry.updates):
+            plugin = f"update_end of plugin {placed.entry.plugin!r}"
+            reasons.append(f"{plugin} reads {', '.join(read)} between the updates of two optimizers")
+    for event in dict.fromkeys(phase.events()):
+        if "step" not in event.arguments or event.hook in (BEFORE | AFTER) - {"step_end"}:
+            continue
+        if event is not StepEnd:
+            calls[event] = []
+        for placed in order[event.hook]:
+            name = placed.entry.plugin
+            hook = _hook(name, plugins[name], event.hook)
+            if event is StepEnd:
+                if hook is not None and not hook.vote and name not in after:
+                    ends.append(hook)
+            elif hook is None:
+                reasons.append(f"{event.hook} of plugin {name!r} has to be called in it")
+            else:
+                calls[event].append(hook)
+    calls.setdefault(UpdateEnd, [])
+    return Hooks(calls, ends), reasons
 
 
 def _hook(name: str, plugin: Any, hook: str) -> Hook | None:

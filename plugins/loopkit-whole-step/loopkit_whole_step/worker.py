@@ -31,8 +31,10 @@ PATIENCE = 900.0
 LOOK = 0.02
 """Seconds between two looks whether it is ready, while the training waits."""
 START = """
-import sys
+import sys, types
 sys.path[:] = {path!r}
+package = sys.modules["loopkit_whole_step"] = types.ModuleType("loopkit_whole_step")
+package.__path__ = [{package!r}]
 from loopkit_whole_step.builder import main
 main({folder!r}, {answers!r}, {parent!r})
 """
@@ -76,32 +78,43 @@ class Worker:
             NotHandedOver: This system, or this kind of program, starts no such process.
             OSError: It cannot be started.
         """
-        if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
-            raise NotHandedOver("no process of Python can be started here")
         settings = private.settings()
         digest = _digest(written, settings)
         build = Build(None, digest)
         if (found := kept(digest)) is not None:
             build.call = found
             return build
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._process = self._begin()
+        process = self.begin()
         self._jobs += 1
         build.folder = self._folder / str(self._jobs)
         build.folder.mkdir()
         (build.folder / "job").write_bytes(pickle.dumps((written, settings)))
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{build.folder}\n".encode())
-        self._process.stdin.flush()
+        assert process.stdin is not None
+        process.stdin.write(f"{build.folder}\n".encode())
+        process.stdin.flush()
         return build
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        """Start the process, if it does not run.
+
+        Raises:
+            NotHandedOver: This system, or this kind of program, starts no such process.
+            OSError: It cannot be started.
+        """
+        if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
+            raise NotHandedOver("no process of Python can be started here")
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = self._begin()
+        return self._process
 
     def _begin(self) -> subprocess.Popen[bytes]:
         """Start the process."""
         root = cache_folder()
         self._folder = Path(tempfile.mkdtemp(prefix="work-", dir=root))
         answers = str((root or self._folder) / "vector-units.json")
-        text = START.format(path=sys.path, folder=str(self._folder), answers=answers, parent=os.getpid())
+        about = {"path": sys.path, "package": str(Path(__file__).parent), "parent": os.getpid()}
+        text = START.format(**about, folder=str(self._folder), answers=answers)
         places = {name: str(self._folder) for name in ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR", "TMP", "TEMP")}
         with open(self._folder / "errors", "wb") as errors:
             process = subprocess.Popen(
@@ -208,16 +221,21 @@ def cache_folder() -> Path | None:
     return folder
 
 
-def is_known(name: str) -> bool:
-    """Whether a library was kept for a step of this name, which is known before it is recorded."""
+def is_known(name: str, before: float) -> bool:
+    """Whether a library was kept, before a time, for a step of this name, which is known before it is recorded."""
     root = cache_folder()
-    return root is not None and (root / "known" / name).exists()
+    if root is None:
+        return False
+    try:
+        return (root / "known" / name).stat().st_mtime <= before
+    except OSError:
+        return False
 
 
 def remember(name: str) -> None:
     """Note that a library is kept for a step of this name."""
     root = cache_folder()
-    if root is not None:
+    if root is not None and not (root / "known" / name).exists():
         (root / "known").mkdir(exist_ok=True)
         (root / "known" / name).touch()
 

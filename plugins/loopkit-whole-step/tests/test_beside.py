@@ -19,7 +19,7 @@ from test_whole_step import OPTIMIZERS, apart, batches, make, modes, reasons, wh
 from torch import nn
 
 from loopkit.errors import PluginError
-from loopkit_whole_step import worker
+from loopkit_whole_step import estimate, private, worker
 from loopkit_whole_step.compiling import looks
 from loopkit_whole_step.handover import NotHandedOver, Written
 from loopkit_whole_step.worker import Build, Failed
@@ -30,6 +30,9 @@ class Pretends:
 
     def __init__(self, looks=0, error=None):
         self.looks, self.error, self.given, self.closed = looks, error, [], 0
+
+    def begin(self):
+        pass
 
     def start(self, written):
         build = Build(None, str(len(self.given)))
@@ -113,11 +116,12 @@ def test_graph_takes_over_at_a_share_of_the_planned_steps():
     made = []
     for epochs in (2, 4):
         step = beside("auto", None)
+        step._compiling.began = 0.0  # before the library of the first one was kept
         step._compiling.worth = lambda *_: ""
         make(step).fit(batches(20), epochs=epochs)
         (shape,) = step.shapes.values()
         made.append(shape.takes)
-    assert made == [4 + (40 - 3) // 4, 4 + (80 - 3) // 4]
+    assert made == [4 + (40 - 3) // 2, 4 + (80 - 3) // 2]
 
 
 def test_two_shapes_are_compiled_by_one_process_and_take_over_each_after_its_own_steps():
@@ -138,6 +142,43 @@ def test_what_changes_meanwhile_is_recorded_anew():
     make(on("step_end", freeze), step).fit(batches(24), epochs=1)
     assert modes(step) == ["graph"]
     assert len(step._compiling.worker.given) == 2
+
+
+def test_library_of_before_lets_the_graph_take_over_at_once_and_one_of_the_same_run_does_not():
+    steps = [beside("auto", None) for _ in range(3)]
+    for step in steps:
+        step._compiling.worth = lambda *_: ""
+    make(steps[0]).fit(batches(40), epochs=1)
+    steps[1]._compiling.began += 1
+    steps[2].load_state_dict(steps[0].state_dict())  # killed, and resumed from before it was recorded
+    steps[2].shapes = {}
+    for step in steps[1:]:
+        make(step).fit(batches(40), epochs=1)
+    assert [shape.takes for step in steps for shape in step.shapes.values()] == [22, 4, 22]
+
+
+def test_compiler_is_started_before_the_step_is_recorded_and_ended_if_it_is_not():
+    seen, step = [], beside()
+    step._compiling.worker.begin = lambda: seen.append([shape.recording for shape in step.shapes.values()])
+
+    step._compiling.worth = lambda shape, learner, taken, nodes: "it is too large" if nodes else ""
+    make(step).fit(batches(6), epochs=1)
+    assert seen == [[None]]
+    assert reasons(step) == ["it is too large"]
+    assert step._compiling.worker.closed > 0
+
+
+@pytest.mark.parametrize(("seconds", "part"), [(1.0, 0.8), (1e-4, 0.35)])
+def test_steps_that_compute_keep_more_of_their_time_than_steps_that_call(seconds, part):
+    assert estimate.part_left(4, seconds) == pytest.approx(part, abs=0.001)
+
+
+def test_larger_step_passes_fewer_times_while_it_is_compiled():
+    def steps(size):
+        graph = private.trace(lambda x, w: [torch.relu(x @ w)], [torch.ones(size, size), torch.ones(size, size)])
+        return estimate.steps_beside(graph.graph)
+
+    assert steps(8) > steps(256) > steps(2048) > 0
 
 
 # What goes wrong
@@ -192,12 +233,13 @@ def test_fit_that_is_too_short_for_a_compiler_is_long_enough_for_a_library(cache
         if kept:
             (shape,) = made[0].shapes.values()
             worker.remember(looks(shape, learner))
+            step._compiling.began += 1
         clock = count(step=0.02)
         monkeypatch.setattr("loopkit_whole_step.whole_step.time.perf_counter", lambda clock=clock: next(clock))
         learner.fit(batches(500), epochs=1)
         made.append(step)
-    assert reasons(made[0]) == ["497 steps are too few to repay 11 s of compiling"]
-    assert modes(made[1]) == ["counted"]
+    assert reasons(made[0]) == ["497 steps are too few to repay 8 s of compiling"]
+    assert modes(made[1]) == ["timed"]
     assert len(made[1]._compiling.worker.given) == 1
 
 
@@ -269,8 +311,6 @@ def test_copy_of_a_worker_has_no_process(cache):
 
 
 def written(function, inputs):
-    from loopkit_whole_step import private
-
     graph = private.trace(function, inputs)
     return Written.of(graph, inputs)
 
@@ -364,7 +404,7 @@ import os, sys, time
 import torch
 sys.path[:0] = sys.argv[1:3]
 from test_beside import small
-from loopkit_whole_step import worker
+from loopkit_whole_step import estimate, private, worker
 made = worker.Worker()
 made.start(small())
 print(made._process.pid, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import subprocess
 import sys
 
@@ -173,3 +174,36 @@ def test_what_a_step_needs_comes_from_memory_that_is_kept():
         for how in ("mapped", "kept")
     )
     assert (mapped, kept) == (1, 0)
+
+
+def test_vector_unit_is_taken_to_work_until_the_compiler_fails_for_it(tmp_path, monkeypatch):
+    from torch._inductor import cpu_vec_isa
+
+    tried, path = [], tmp_path / "units.json"
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda unit, code: tried.append(str(unit)) or False)
+
+    def found(units):
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+        with units.looked_up():
+            return [str(unit) for unit in cpu_vec_isa.valid_vec_isa_list()]
+
+    def forgotten(units):
+        with units.looked_up():
+            return units.disproved()
+
+    units = private.VectorUnits(path)
+    forgotten(units)
+    works = found(units)
+    assert (len(works), tried, path.exists()) == (1, [], False)
+    assert forgotten(units)
+    assert found(units) == []
+    assert tried
+    assert not forgotten(units)  # what fails now fails by itself
+    tried.clear()
+    path.unlink()
+    units = private.VectorUnits(path)
+    found(units)
+    units.assumed = units.assumed or ["one"]
+    units.proved()
+    assert all(json.loads(path.read_text()).values())
+    assert tried == []
