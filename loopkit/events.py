@@ -18,6 +18,7 @@ One epoch of a phase, and where each event stands in it::
             or StepCancelled             instead of StepEnd
         EpochEnd
         PhaseEnd
+    CycleEnd                             after a training epoch and its validations
     FitEnd                               always
 
 An event is a class, its hook is the class's name in snake case: plugins listen to ``LossBegin`` with
@@ -39,6 +40,7 @@ from loopkit.errors import EventError
 __all__ = [
     "BackwardBegin",
     "BackwardEnd",
+    "CycleEnd",
     "EpochBegin",
     "EpochEnd",
     "Event",
@@ -163,6 +165,15 @@ class PhaseEnd(Event):
     """All contexts are exited: own weights and modes are restored, ``learner.metrics`` has this epoch's values."""
 
     arguments = ("learner", "phase", "epoch")
+
+
+class CycleEnd(Event):
+    """A training epoch and all validations due after it are over; in `Learner.rounds`, a round is over.
+
+    ``learner.metrics`` has the values of all of them, and no epoch is open.
+    """
+
+    arguments = ("learner",)
 
 
 class SignalBegin(Event):

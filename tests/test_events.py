@@ -58,6 +58,7 @@ def test_fit_two_epochs_with_validation():
         "val: epoch_begin",
         "val 0: step_begin forward_begin loss_begin step_end",
         "val: epoch_end phase_end",
+        "cycle_end",
         "train: epoch_begin",
         "train 0: step_begin forward_begin loss_begin backward_begin backward_end update_begin update_end step_end",
         "train 1: step_begin forward_begin loss_begin backward_begin backward_end update_begin update_end step_end",
@@ -65,6 +66,7 @@ def test_fit_two_epochs_with_validation():
         "val: epoch_begin",
         "val 0: step_begin forward_begin loss_begin step_end",
         "val: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -80,6 +82,7 @@ def test_fit_contexts_stand_around_the_epoch_and_the_phases_step():
         "val: < epoch_begin",
         "val 0: step_begin [ forward_begin loss_begin ] step_end",
         "val: epoch_end > phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -95,6 +98,7 @@ def test_fit_with_standard_plugins_has_the_same_events():
         "val: epoch_begin",
         f"val 0: {VAL}",
         "val: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -162,6 +166,7 @@ def test_accumulation_updates_at_full_windows_and_at_the_last_step():
         "train 1: step_begin forward_begin loss_begin backward_begin backward_end update_begin update_end step_end",
         "train 2: step_begin forward_begin loss_begin backward_begin backward_end update_begin update_end step_end",
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -176,6 +181,7 @@ def test_accumulation_window_open_after_data_without_length_is_updated_after_the
         f"train 1: {STEP}",
         "train 2: step_begin forward_begin loss_begin backward_begin backward_end step_end update_begin update_end",
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -183,7 +189,7 @@ def test_accumulation_window_open_after_data_without_length_is_updated_after_the
 def test_accumulation_window_open_at_a_limit_is_updated_once():
     log = EventLog()
     result = make_learner(log, accumulate=4).fit(batches(8), max_steps=2)
-    assert log.lines[2:-1] == [
+    assert log.lines[2:-2] == [
         f"train 0: {OPEN}",
         "train 1: step_begin forward_begin loss_begin backward_begin backward_end step_end update_begin update_end",
         "train: epoch_end phase_end",
@@ -199,6 +205,7 @@ def test_accumulation_window_open_after_stop_is_updated_once():
     assert log.lines[2:] == [
         "train 0: step_begin forward_begin loss_begin backward_begin backward_end step_end update_begin update_end",
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -223,7 +230,13 @@ def test_accumulation_window_is_dropped_after_cancel(cancel):
     learner = make_learner(log, raising("step_end", cancel(), at=1), accumulate=4)
     before = learner.model.weight.clone()
     learner.fit(batches(8), epochs=1)
-    assert log.lines[2:] == [f"train 0: {OPEN}", f"train 1: {OPEN}", "train: epoch_end phase_end", "fit_end"]
+    assert log.lines[2:] == [
+        f"train 0: {OPEN}",
+        f"train 1: {OPEN}",
+        "train: epoch_end phase_end",
+        "cycle_end",
+        "fit_end",
+    ]
     assert torch.equal(learner.model.weight, before)
     assert learner.model.weight.grad is None
 
@@ -231,7 +244,7 @@ def test_accumulation_window_is_dropped_after_cancel(cancel):
 def test_accumulation_step_cancelled_before_backward_does_not_count():
     log = EventLog()
     make_learner(log, raising("loss_begin", CancelStep(), at=1), accumulate=2).fit(batches(4), epochs=1)
-    assert log.lines[2:-2] == [
+    assert log.lines[2:-3] == [
         f"train 0: {OPEN}",
         "train 1: step_begin forward_begin loss_begin step_cancelled",
         f"train 2: {STEP}",
@@ -242,7 +255,7 @@ def test_accumulation_step_cancelled_before_backward_does_not_count():
 def test_accumulation_step_cancelled_after_backward_drops_the_window():
     log = EventLog()
     make_learner(log, raising("backward_end", CancelStep(), at=1), accumulate=3).fit(batches(6), epochs=1)
-    assert log.lines[2:-2] == [
+    assert log.lines[2:-3] == [
         f"train 0: {OPEN}",
         "train 1: step_begin forward_begin loss_begin backward_begin backward_end step_cancelled",
         f"train 2: {OPEN}",
@@ -262,6 +275,7 @@ def test_accumulation_cancel_of_the_late_update_drops_the_window():
         "train: epoch_begin",
         "train 0: step_begin forward_begin loss_begin backward_begin backward_end step_end update_begin",
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
     assert torch.equal(learner.model.weight, before)
@@ -293,11 +307,13 @@ def test_cancel_step_ends_the_step_alone(hook, name):
         f"train 1: {UP_TO[hook]}",
         f"train 2: {STEP}",
         "train: epoch_end phase_end",
+        "cycle_end",
         "train: epoch_begin",
         f"train 0: {STEP}",
         f"train 1: {STEP}",
         f"train 2: {STEP}",
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
     assert result.reason == "epochs"
@@ -318,6 +334,7 @@ def test_cancel_epoch_ends_the_pass_alone(hook, name):
         "val: epoch_begin",
         f"val 0: {VAL}",
         "val: epoch_end phase_end",
+        "cycle_end",
         "train: epoch_begin",
         f"train 0: {STEP}",
         f"train 1: {STEP}",
@@ -326,6 +343,7 @@ def test_cancel_epoch_ends_the_pass_alone(hook, name):
         "val: epoch_begin",
         f"val 0: {VAL}",
         "val: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
     assert (result.reason, result.epochs) == ("epochs", 2)
@@ -351,9 +369,12 @@ def test_cancel_fit_ends_the_fit(hook, name):
 @pytest.mark.parametrize(
     ("cancel", "after"),
     [
-        (CancelStep, ["train 0: STEP", "train 1: LOSS", "train 2: STEP", "train: epoch_end phase_end", "fit_end"]),
-        (CancelEpoch, ["train 0: STEP", "train 1: LOSS", "train: epoch_end phase_end", "fit_end"]),
-        (CancelFit, ["train 0: STEP", "train 1: LOSS", "train: epoch_end phase_end", "fit_end"]),
+        (
+            CancelStep,
+            ["train 0: STEP", "train 1: LOSS", "train 2: STEP", "train: epoch_end phase_end", "cycle_end", "fit_end"],
+        ),
+        (CancelEpoch, ["train 0: STEP", "train 1: LOSS", "train: epoch_end phase_end", "cycle_end", "fit_end"]),
+        (CancelFit, ["train 0: STEP", "train 1: LOSS", "train: epoch_end phase_end", "cycle_end", "fit_end"]),
     ],
 )
 def test_cancel_raised_by_the_phase(cancel, after):
@@ -382,6 +403,7 @@ def test_cancel_epoch_at_epoch_begin_runs_no_step():
         "val: epoch_begin",
         f"val 0: {VAL}",
         "val: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -413,6 +435,7 @@ def test_cancel_epoch_at_the_end_of_the_pass_changes_nothing(hook):
         "val: epoch_begin",
         f"val 0: {VAL}",
         "val: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -421,7 +444,13 @@ def test_cancel_epoch_at_the_end_of_the_pass_changes_nothing(hook):
 def test_cancel_fit_at_the_end_of_the_pass_skips_what_follows(hook):
     log = EventLog()
     result = make_learner(log, raising(hook, CancelFit("no"))).fit(batches(1), batches(1), epochs=2)
-    assert log.lines == ["fit_begin", "train: epoch_begin", f"train 0: {STEP}", "train: epoch_end phase_end", "fit_end"]
+    assert log.lines == [
+        "fit_begin",
+        "train: epoch_begin",
+        f"train 0: {STEP}",
+        "train: epoch_end phase_end",
+        "fit_end",
+    ]
     assert (result.reason, result.message, result.by) == ("cancel", "no", "acting")
 
 
@@ -459,6 +488,7 @@ def test_cancel_fit_at_step_cancelled_wins_over_the_step():
     assert log.lines[2:] == [
         "train 0: step_begin forward_begin loss_begin step_cancelled",
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
     assert (result.reason, result.by) == ("cancel", "b")
@@ -485,6 +515,7 @@ def test_cancel_fit_in_validation_ends_the_fit():
         "val: epoch_begin",
         "val 0: step_begin forward_begin loss_begin step_cancelled",
         "val: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
     assert result.reason == "cancel"
@@ -504,6 +535,7 @@ def test_cancels_of_several_plugins_the_strongest_counts(order):
     assert log.lines[2:] == [
         "train 0: step_begin forward_begin loss_begin step_cancelled",
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
     assert (result.reason, result.message, result.by) == ("cancel", "strong", "b")
@@ -535,7 +567,7 @@ def test_stop_lets_the_step_and_the_pass_end():
     result = learner.fit(batches(3), batches(1), epochs=2)
     assert log.lines == [
         "fit_begin", "train: epoch_begin", f"train 0: {STEP}", "train: epoch_end phase_end",
-        "val: epoch_begin", f"val 0: {VAL}", "val: epoch_end phase_end", "fit_end",
+        "val: epoch_begin", f"val 0: {VAL}", "val: epoch_end phase_end", "cycle_end", "fit_end",
     ]  # fmt: skip
     assert (result.reason, result.message, result.by) == ("stop", "enough", "acting")
 
@@ -545,7 +577,7 @@ def test_stop_at_epoch_begin_runs_no_step():
     learner = make_learner(log)
     learner.add(on("epoch_begin", lambda learner, **_: learner.stop()))
     learner.fit(batches(3), epochs=2)
-    assert log.lines == ["fit_begin", "train: epoch_begin epoch_end phase_end", "fit_end"]
+    assert log.lines == ["fit_begin", "train: epoch_begin epoch_end phase_end", "cycle_end", "fit_end"]
 
 
 def test_stop_at_fit_begin_runs_no_pass():
@@ -570,6 +602,7 @@ def test_stop_in_validation_ends_the_fit_after_its_pass():
         "val: epoch_begin",
         f"val 0: {VAL}",
         "val: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -598,12 +631,14 @@ def test_limit_ends_the_pass_and_validates_once(limit):
         "val: epoch_begin",
         f"val 0: {VAL}",
         "val: epoch_end phase_end",
+        "cycle_end",
         "train: epoch_begin",
         f"train 0: {STEP}",
         "train: epoch_end phase_end",
         "val: epoch_begin",
         f"val 0: {VAL}",
         "val: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
     assert (result.reason, result.steps, result.updates) == (limit, 4, 4)
@@ -637,7 +672,16 @@ def test_error_leaves_contexts_and_fires_fit_end_alone(hook):
     [
         ("epoch_begin", ["fit_begin", "train: epoch_begin", "fit_end"]),
         ("epoch_end", ["fit_begin", "train: epoch_begin", f"train 0: {STEP}", "train: epoch_end", "fit_end"]),
-        ("phase_end", ["fit_begin", "train: epoch_begin", f"train 0: {STEP}", "train: epoch_end phase_end", "fit_end"]),
+        (
+            "phase_end",
+            [
+                "fit_begin",
+                "train: epoch_begin",
+                f"train 0: {STEP}",
+                "train: epoch_end phase_end",
+                "fit_end",
+            ],
+        ),
         ("fit_begin", ["fit_begin", "fit_end"]),
     ],
 )
@@ -674,6 +718,7 @@ def test_validation_every_two_updates_is_nested_in_training():
         *nested,
         f"train 2: {STEP}",
         "train: epoch_end phase_end",
+        "cycle_end",
         "train: epoch_begin",
         f"train 0: {STEP}",
         *nested,
@@ -681,6 +726,7 @@ def test_validation_every_two_updates_is_nested_in_training():
         f"train 2: {STEP}",
         *nested,
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
@@ -701,7 +747,7 @@ def test_skip_update_fires_update_skipped_instead_of_update_end():
     learner.add(on("update_skipped", lambda learner, **_: seen.append(learner.model.weight.clone()), name="look"))
     before = learner.model.weight.clone()
     result = learner.fit(batches(2), epochs=1)
-    assert log.lines[2:-2] == [
+    assert log.lines[2:-3] == [
         "train 0: step_begin forward_begin loss_begin backward_begin backward_end update_begin update_skipped step_end",
         f"train 1: {STEP}",
     ]
@@ -733,6 +779,7 @@ def test_own_event_reaches_its_hook():
         "val: epoch_begin",
         f"val 0: {VAL}",
         "val: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 

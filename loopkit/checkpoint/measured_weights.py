@@ -51,9 +51,10 @@ class MeasuredWeights:
         self._is_new = False
         return new
 
-    def drop(self, learner: Learner, phase: Phase) -> None:
+    def drop(self, learner: Learner) -> None:
         """Drop what was kept."""
-        learner.models.measured.drop(phase.name)
+        if self._phase is not None:
+            learner.models.measured.drop(self._phase)
 
 
 def _may_stand_in(learner: Learner) -> bool:

@@ -206,18 +206,14 @@ class Checkpoint(Shown):
 
     @hookimpl(reads=("*",))
     def epoch_begin(self, learner: Learner, epoch: Epoch) -> None:
-        """Before the first step, see that everything can be saved; in a loop of the user's own, save the last epoch."""
+        """Before the first step, see that everything can be saved."""
         fit = learner.current
         if fit is None or not fit.can_save:
             return
-        at = fit.position
         if epoch.resumed:
             self._tried = self._tried or 1  # its loader is not where it was yet
         elif not self._tried and not savable.has_lazy(learner):
             self._try(learner)
-        elif not at.by_fit and at.epochs and not at.done and len(fit.open_epochs) == 1:
-            if learner.world.share(self._timing.is_epoch_due(learner)):
-                self._save(learner, "epoch")  # only now is it known that the round of an own loop is complete
 
     @hookimpl(reads=("*",))
     def step_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
@@ -262,24 +258,29 @@ class Checkpoint(Shown):
 
     @hookimpl(reads=lambda plugin: ("*",) if plugin.monitor is None else ("*", f"metrics.{plugin.monitor}"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Save if an epoch is complete, or the metric is among the best."""
+        """Save if the metric is among the best, unless `cycle_end` comes next."""
         fit = learner.current
         if fit is None:
             return
         if self._measured.concerns(phase):
             self._measured.settle(learner, phase)
-        if not fit.can_save:  # the epoch of a hook: what it measured counts when that hook is over
-            return
+        if fit.can_save and not fit.ends_cycle:  # what the epoch of a hook measured counts when that hook is over
+            self._save_measured(learner, due=False)
+
+    @hookimpl(reads=("*",))
+    def cycle_end(self, learner: Learner) -> None:
+        """Save if that is due after this epoch, or the metric is among the best."""
+        self._save_measured(learner, due=self._timing.is_epoch_due(learner))
+
+    def _save_measured(self, learner: Learner, due: bool) -> None:
+        """Save if it is due, or the metric is new and among the best."""
         if not self._files.everywhere:
             self._writer.check()
         value = self._retention.value(learner, self.name) if self._measured.take_news() else None
-        complete = not fit.open_epochs and fit.position.by_fit and not fit.position.validate
-        due = complete and self._timing.is_epoch_due(learner)
         due, best = learner.world.share((due, not due and self._retention.is_best(self.directory, value)))
         if due or best:
             self._save(learner, "epoch" if due else "best", value)
-        if self._measured.concerns(phase):
-            self._measured.drop(learner, phase)
+        self._measured.drop(learner)
 
     @hookimpl(reads=("*",))
     def signal_begin(self, learner: Learner) -> None:

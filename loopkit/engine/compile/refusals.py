@@ -12,7 +12,7 @@ from torch import nn
 from loopkit.base.words import STATE, half_a_state, nearest
 from loopkit.engine.compile.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
-from loopkit.events import FitBegin, FitEnd, SignalBegin
+from loopkit.events import CycleEnd, FitBegin, FitEnd, SignalBegin
 from loopkit.hooks import (
     PROJECT,
     PROVIDES,
@@ -137,7 +137,7 @@ def _way_out(state: str) -> str:
 def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementation], phases: Sequence[Phase]) -> None:
     """Check that hooks can work with these phases: their events are emitted, their states are made."""
     emitted = {event.hook for phase in phases for event in phase.events()}
-    emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
+    emitted |= {FitBegin.hook, CycleEnd.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
     if any(phase.training and phase.own_updates for phase in phases):  # `check_own` goes by the phase and the plugin
         emitted |= {event.hook for event in TRAINING_EVENTS}
     phase_names = [phase.name for phase in phases]

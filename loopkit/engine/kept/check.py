@@ -170,6 +170,7 @@ POSITION: dict[str, Kind] = {
     "number": SIZE,
     "by_fit": FLAG,
     "counted": FLAG,
+    "cycle": FLAG,
     "epochs": COUNT,
     "done": COUNT,
     "due": ("a list of phases", lambda v: type(v) is list and all(type(name) is str for name in v)),

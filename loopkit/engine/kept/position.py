@@ -42,6 +42,8 @@ class Position:
     """``epochs``, ``max_steps``, ``max_updates`` and ``minutes`` of the fit that was saved."""
     counted: bool = True
     """Whether its rounds were counted; the first form of a loop of the user's did not."""
+    cycle: bool = False
+    """In a loop of ``fit``: whether a training epoch is over whose ``cycle_end`` has not fired yet."""
 
     @property
     def validate(self) -> bool:
@@ -51,6 +53,11 @@ class Position:
     def count_epoch(self) -> None:
         """A training epoch is over."""
         self.epochs += 1
+        self.cycle = True
+
+    def end_cycle(self) -> None:
+        """The ``cycle_end`` of a training epoch fires now."""
+        self.cycle = False
 
     def want(self, phases: list[str], mid_epoch: bool) -> None:
         """These validations are due: before the next training epoch, or now, in the middle of one."""
@@ -80,7 +87,10 @@ class Position:
         """The position that `saved` was made of; what it lacks has its default."""
         known = {each.name for each in fields(cls)}
         given = {name: copy.copy(value) for name, value in saved.items() if name in known}
-        return cls(**{**given, "start": Progress(**saved["start"])})
+        made = cls(**{**given, "start": Progress(**saved["start"])})
+        if "cycle" not in saved:  # a state of a version without the event
+            made.cycle = made.by_fit and made.validate
+        return made
 
     def saved(self, seconds: float, stop: tuple[str, str] | None) -> dict[str, Any]:
         """The saved form of the position."""

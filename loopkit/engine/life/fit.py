@@ -23,6 +23,7 @@ from loopkit.engine.life.sources import Source
 from loopkit.engine.life.surroundings import Surroundings
 from loopkit.engine.life.validations import Validation
 from loopkit.errors import CancelFit, PhaseError, ReentrancyError
+from loopkit.events import CycleEnd
 from loopkit.logs.record import Packed
 from loopkit.result import FitResult, Planned
 
@@ -167,6 +168,17 @@ class Fit:
     def epoch(self) -> Epoch | None:
         """The epoch that is open, the innermost one if a phase runs inside another."""
         return next(reversed(self._core.running.open_epochs), None)
+
+    @property
+    def has_cycles(self) -> bool:
+        """Whether ``cycle_end`` fires: in ``fit``, and in your own loop if it iterates over rounds."""
+        return self.position.by_fit
+
+    @property
+    def ends_cycle(self) -> bool:
+        """Whether ``cycle_end`` comes next: a training epoch of ``fit`` and the validations due after it are over."""
+        at = self.position
+        return at.cycle and not at.due and not self.open_epochs
 
     @property
     def can_save(self) -> bool:
@@ -337,6 +349,16 @@ class Fit:
     def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         """An epoch that does not come from its own loop."""
         return Epoch(self._core, phase, source, length)
+
+    def fire_cycle_end(self) -> None:
+        """Fire ``cycle_end``, in which a cancel is a stop."""
+        core = self._core
+        for impl in core.registry.ordered(CycleEnd.hook):
+            try:
+                with core.running.hook():
+                    core.registry.call(impl)
+            except CancelFit as cancel:
+                core.requests.stop(cancel.reason, cancel.by or impl.entry.plugin)
 
     def reason_to_end(self) -> str:
         """Why it is over, as `FitResult.reason`; an empty string if it is not."""

@@ -11,7 +11,7 @@ from loopkit.engine.life.fit import SKIPS, Fit, Limits
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.validations import Validation
 from loopkit.engine.step.loop import StepLimits
-from loopkit.errors import Cancel, PhaseError
+from loopkit.errors import Cancel, CancelFit, PhaseError
 from loopkit.result import Planned
 
 if TYPE_CHECKING:
@@ -62,6 +62,13 @@ class FitLoop(Fit):
 
     def run(self) -> None:
         """Train, and validate, until it is over."""
+        try:
+            self._run_epochs()
+        except CancelFit:
+            self._end_cycle()
+            raise
+
+    def _run_epochs(self) -> None:
         core = self._core
         at = self.position
         train = self._source
@@ -69,6 +76,7 @@ class FitLoop(Fit):
         if at.due:
             at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
         while True:
+            self._end_cycle()
             if core.requests.waits:
                 core.answers.answer()
             if self.cancelled is not None:
@@ -83,6 +91,17 @@ class FitLoop(Fit):
                 return
             else:
                 self._train(train)
+
+    def _end_cycle(self) -> None:
+        """Fire ``cycle_end``, if a training epoch and all validations due after it are over."""
+        at = self.position
+        if not at.cycle or self._core.left_open.waiting:
+            return
+        if self.validations:
+            self._want("round")  # a stop in a ``phase_end`` may have made one due
+        if not at.due:
+            at.end_cycle()
+            self.fire_cycle_end()
 
     def _want(self, when: str) -> None:
         """Note the validations that are due, beside those that are already.

@@ -44,6 +44,11 @@ class UserLoop(Fit):
         self._turn = 0
         """Epochs of this round that were run, or passed over."""
 
+    @property
+    def has_cycles(self) -> bool:
+        """Whether the loop iterates over rounds, at whose ends ``cycle_end`` fires."""
+        return self._counts
+
     def manage(self) -> None:
         """A ``with`` block of the user's ends it."""
         self.managed = True
@@ -130,6 +135,7 @@ class UserLoop(Fit):
         self._round.end_round()
         self.position.end_round()
         self._turn = 0
+        self.fire_cycle_end()
 
     def arrive(self) -> None:
         """The user's loop has come to where a state was saved, if it was resumed in a round."""

@@ -108,9 +108,9 @@ class LightningCallback(Shown):
     Where each hook comes: ``setup``, ``on_fit_start``, ``on_train_start`` at ``fit_begin``; ``on_train_epoch_start`` at
     ``epoch_begin``, not again in an epoch that is resumed; ``on_train_batch_start`` and ``_end`` at
     ``step_begin`` and ``step_end``; ``on_before_backward``, ``on_after_backward`` and ``on_before_optimizer_step`` at
-    ``backward_begin``, ``backward_end`` and ``update_begin``; ``on_train_epoch_end`` at ``phase_end``, and if the fit
-    validates after the epoch, at the ``phase_end`` of that, as in Lightning; ``on_train_end``, ``on_fit_end`` and
-    ``teardown`` at ``fit_end``, or ``on_exception`` there after an error or a signal. Validation, and phases of the
+    ``backward_begin``, ``backward_end`` and ``update_begin``; ``on_train_epoch_end`` at ``cycle_end``, after the
+    validations of the epoch, as in Lightning, and in your own loop at ``phase_end``; ``on_train_end``, ``on_fit_end``
+    and ``teardown`` at ``fit_end``, or ``on_exception`` there after an error or a signal. Validation, and phases of the
     name ``"test"``, have ``on_validation_start`` and ``on_validation_epoch_start`` at ``epoch_begin``,
     ``on_validation_epoch_end`` at ``epoch_end``, ``on_validation_end`` at ``phase_end``.
 
@@ -223,6 +223,7 @@ class LightningCallback(Shown):
             "step_end": uses(*batches[1::2]),
             "epoch_end": uses(*of("epoch_end")),
             "phase_end": uses("on_train_epoch_end", *of("end")),
+            "cycle_end": uses("on_train_epoch_end"),
         }
         for hook, wanted in needed.items():
             if not wanted:
@@ -236,7 +237,7 @@ class LightningCallback(Shown):
         now = self._now
         at = None if learner.current is None else learner.current.position
         now.asked, self._checks = False, 0
-        now.epoch_ends = now.epoch_ends and at is not None and at.validate  # else it is of a fit that failed
+        now.epoch_ends = now.epoch_ends and at is not None and at.cycle  # else it is of a fit that failed
         self._enter(learner)
         if self._monitor:
             phase = learner.phases.get(self._monitor.partition("/")[0])
@@ -303,7 +304,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Run its hooks after an epoch; for a training epoch after the validation that follows."""
+        """Run its hooks after an epoch; for a training epoch of ``fit`` they run in ``cycle_end``."""
         now = self._now
         self._enter(learner, phase)
         monitored = not self._monitor or phase.name == self._monitor.partition("/")[0]
@@ -312,13 +313,21 @@ class LightningCallback(Shown):
         elif monitored and not (self._monitor and now.stops):
             self._checks += 1
             self._call(f"on_{_stage(phase)}_end")
-        at = None if learner.current is None else learner.current.position
-        if now.epoch_ends and not (at is not None and at.by_fit and at.validate):  # else its validation comes first
+        if learner.current is None or not learner.current.position.by_fit:
             self._end_train_epoch()
+        self._ask()
+
+    @hookimpl
+    def cycle_end(self, learner: Learner) -> None:
+        """Run its hook after a training epoch and its validations."""
+        self._enter(learner)
+        self._end_train_epoch()
         self._ask()
 
     def _end_train_epoch(self) -> None:
         now = self._now
+        if not now.epoch_ends:
+            return
         if not self._monitor or not now.stops:
             self._checks += not now.after_validation
             self._call("on_train_epoch_end")
@@ -332,8 +341,7 @@ class LightningCallback(Shown):
         if fit is not None and result.reason in ("error", "signal"):
             self._call("on_exception", fit.failure or _interrupt(fit.signal))
         else:
-            if now.epoch_ends:  # a stop has left out the validation
-                self._end_train_epoch()
+            self._end_train_epoch()  # a stop may have left out the validation
             self._call("on_train_end")
             self._call("on_fit_end")
             self._call("teardown", stage="fit")

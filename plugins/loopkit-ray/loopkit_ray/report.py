@@ -24,24 +24,23 @@ __all__ = ["RayReport"]
 class RayReport(Shown):
     """Report metrics, and the newest checkpoint of `Checkpoint`, to Ray Train.
 
-    A report is made after every epoch of ``fit``, after its validation if it has one, and once more at the end of the
-    fit if there is something new by then. It holds the new ``learner.metrics`` since the last one, and the counts
-    ``epochs``, ``steps``, ``updates`` and ``samples``. All workers report together, and wait for each other; Ray
-    keeps the report of rank 0. Outside Ray Train it does nothing.
+    A report is made after every epoch of ``fit`` and its validations, or after every round of `Learner.rounds`, and
+    once more at the end of the fit if there is something new by then. It holds the new ``learner.metrics`` since the
+    last one, and the counts ``epochs``, ``steps``, ``updates`` and ``samples``. All workers report together, and wait
+    for each other; Ray keeps the report of rank 0. Outside Ray Train it does nothing.
 
     The newest checkpoint goes along, once. It is of the same moment as the metrics if it is saved when they are made,
     as it is by default; one that is still being written in the background goes along with the next report. Ray keeps
     metrics only with checkpoints: without `Checkpoint`, ``Result.metrics`` is None.
 
     Args:
-        phase: Report after every epoch of this phase instead. It is needed in your own loop, and to report
-            validations in mid-epoch.
+        phase: Report after every epoch of this phase instead, such as validations in mid-epoch.
         checkpoint: The name of the `Checkpoint`, if there are several.
         name: The plugin's name.
 
     Raises:
-        PluginError: There are several `Checkpoint` plugins, or none of that name; or the loop is not ``fit``'s, and no
-            phase was given.
+        PluginError: There are several `Checkpoint` plugins, or none of that name; or no phase was given, and the loop
+            is your own and does not iterate over rounds.
 
     Example::
 
@@ -84,12 +83,23 @@ class RayReport(Shown):
 
     @hookimpl(reads=lambda plugin: plugin.states(), after=("checkpoint",))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Report, if this is the epoch to do it after."""
+        """Note what the epoch has made; report, if it is of the phase to report after."""
         if not (self._reporting and learner.current is not None and learner.current.can_save):
             return
         self._due = True
         self._old.discard(phase.name)
-        if self._is_due(learner, phase):
+        if phase.name == self.phase:
+            self._report(learner, self._newest(learner))
+        elif self.phase is None and not learner.current.has_cycles:
+            raise PluginError(
+                f"plugin {self.name!r}: your own loop does not iterate over learner.rounds(), so that no round "
+                f"ends: give the phase to report after, such as RayReport({phase.name!r})"
+            )
+
+    @hookimpl(reads=lambda plugin: plugin.states(), after=("checkpoint",))
+    def cycle_end(self, learner: Learner) -> None:
+        """Report after a training epoch and its validations, unless a phase was given."""
+        if self._reporting and self.phase is None:
             self._report(learner, self._newest(learner))
 
     @hookimpl
@@ -103,17 +113,6 @@ class RayReport(Shown):
     def states(self) -> tuple[str, ...]:
         """The states that it reads at the end of an epoch."""
         return ("metrics", "progress", *(() if self.phase is None else (f"metrics.{self.phase}/*",)))
-
-    def _is_due(self, learner: Learner, phase: Phase) -> bool:
-        if self.phase is not None:
-            return phase.name == self.phase
-        fit = learner.current
-        if fit is None or not fit.position.by_fit:
-            raise PluginError(
-                f"plugin {self.name!r}: in your own loop it is unknown when an epoch is complete: give the "
-                f"phase to report after, such as RayReport({phase.name!r})"
-            )
-        return not fit.open_epochs and not fit.position.validate
 
     def _report(self, learner: Learner, newest: Path | None) -> None:
         old = self._old if self._due else ()

@@ -138,7 +138,18 @@ def test_a_phase_that_does_not_exist_is_refused(batches, reports):
         in_ray_fit(make_learner(RayReport("vla")), batches, epochs=1)
 
 
-def test_a_loop_of_ones_own_needs_a_phase(batches, reports):
+def test_report_is_made_after_each_round(batches, reports):
+    def train():
+        learner = make_learner(RayReport())
+        for _ in learner.rounds(epochs=2):
+            learner.run("train", batches)
+            learner.run("val", batches[:1])
+
+    in_ray(train)
+    assert [(metrics["epochs"], metrics["val/passes"]) for metrics, _ in reports] == [(1, 1.0), (2, 2.0)]
+
+
+def test_loop_without_rounds_needs_a_phase(batches, reports):
     def train(plugin):
         learner = make_learner(plugin)
         with learner.rounds():
@@ -146,7 +157,7 @@ def test_a_loop_of_ones_own_needs_a_phase(batches, reports):
                 learner.run("train", batches)
                 learner.run("val", batches[:1])
 
-    with pytest.raises(PluginError, match=r"'ray_report': in your own loop .* RayReport\('train'\)"):
+    with pytest.raises(PluginError, match=r"'ray_report': your own loop .* RayReport\('train'\)"):
         in_ray(lambda: train(RayReport()))
     assert reports == []
     in_ray(lambda: train(RayReport("val")))

@@ -85,7 +85,7 @@ def test_instrument_sees_every_call():
         *("epoch_context", "epoch_begin", *TRAIN_STEP, *TRAIN_STEP, "epoch_end", "phase_end"),
         *("epoch_context", "epoch_begin"),
         *("move_batch", "step_begin", "step_context", "take_step", "forward_begin", "loss_begin", "step_end"),
-        *("epoch_end", "phase_end", "fit_end"),
+        *("epoch_end", "phase_end", "cycle_end", "fit_end"),
     ]
     assert {(phase, hook) for phase, hook, _ in spy.calls if hook in ("fit_begin", "setup_data", "epoch_end")} == {
         ("", "fit_begin"),

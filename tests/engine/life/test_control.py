@@ -156,7 +156,7 @@ def test_fit_end_sees_the_final_result():
     assert seen == [("error", 0)]
 
 
-@pytest.mark.parametrize("hook", ["fit_begin", "phase_end", "fit_end"])
+@pytest.mark.parametrize("hook", ["fit_begin", "phase_end", "cycle_end", "fit_end"])
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 def test_evaluate_in_a_hook_outside_the_passes_works_after_the_end_was_asked_for(hook, how):
     done = []
@@ -267,7 +267,7 @@ def test_error_leaves_the_learner_usable():
     assert learner.fit(batches(2), epochs=1).steps == 2
 
 
-@pytest.mark.parametrize("hook", ["fit_begin", "loss_begin", "phase_end", "fit_end"])
+@pytest.mark.parametrize("hook", ["fit_begin", "loss_begin", "phase_end", "cycle_end", "fit_end"])
 def test_fit_within_a_fit_is_refused(hook):
     learner = make_learner(on(hook, lambda learner, **_: learner.fit(batches(1), epochs=1)))
     with pytest.raises(ReentrancyError, match="call run, evaluate or predict"):
@@ -609,7 +609,7 @@ def test_nested_pass_leaves_its_outer_step_untouched_when_cancelled():
     learner = make_learner(log, raising("loss_begin", CancelEpoch(), phase="val"))
     learner.add(on("loss_begin", lambda learner, phase, **_: phase.training and learner.evaluate(batches(1)), "nest"))
     learner.fit(batches(1), epochs=1)
-    assert log.lines[3:-2] == [
+    assert log.lines[3:-3] == [
         "val: epoch_begin",
         "val 0: step_begin forward_begin loss_begin step_cancelled",
         "val: epoch_end phase_end",
@@ -628,6 +628,7 @@ def test_nested_cancel_fit_ends_the_outer_pass_too():
         "val 0: step_begin forward_begin loss_begin step_cancelled",
         "val: epoch_end phase_end",
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
     assert (result.reason, result.steps) == ("cancel", 2)
@@ -640,7 +641,7 @@ def test_nested_stop_ends_both_passes():
     learner.add(log)
     learner.fit(batches(3), batches(2), epochs=3, validate=every(updates=1))
     assert [line.split(":")[0] for line in log.lines] == [
-        "fit_begin", "train", "train 0", "val", "val 0", "val 1", "val", "train", "fit_end",
+        "fit_begin", "train", "train 0", "val", "val 0", "val 1", "val", "train", "cycle_end", "fit_end",
     ]  # fmt: skip
 
 
@@ -847,6 +848,7 @@ def test_add_during_a_fit_takes_part_from_the_next_step_on():
         "fit_begin",
         "train 1: step_begin forward_begin loss_begin backward_begin backward_end update_begin update_end step_end",
         "train: epoch_end phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
