@@ -19,6 +19,7 @@ import pluggy
 import torch
 from torch import nn
 
+from loopkit.base.notes import locate
 from loopkit.errors import PluginError
 from loopkit.events import Event
 from loopkit.phases import Phase
@@ -256,8 +257,27 @@ def plain_arguments(method: Any) -> tuple[str, ...]:
 
 
 def implemented(plugin: Any) -> list[str]:
-    """The names of the hooks that a plugin, or its class, has marked implementations of."""
-    return [name for name, method in methods(plugin).items() if hasattr(method, "loopkit_options")]
+    """The names of the hooks that a plugin has, or its class can have: marked, and wanted by ``hookimpl(when=)``."""
+    return [name for name, method in methods(plugin).items() if is_wanted(method, plugin)]
+
+
+def has_hooks(plugin: Any) -> bool:
+    """Whether a plugin, or its class, has marked functions, whether or not its options need them."""
+    return any(hasattr(method, "loopkit_options") for method in methods(plugin).values())
+
+
+def is_wanted(method: Any, plugin: Any) -> bool:
+    """Whether a function is marked as a hook's implementation, and the plugin wants it; a class has no options yet."""
+    options: HookOptions | None = getattr(method, "loopkit_options", None)
+    if options is None:
+        return False
+    if options.when is None or isinstance(plugin, type):
+        return True
+    try:
+        return bool(options.when(plugin))
+    except Exception as error:
+        locate(error, f"in hookimpl(when=...) of {type(plugin).__name__}.{method.__name__}")
+        raise
 
 
 @cache
@@ -297,6 +317,7 @@ class HookOptions:
     before: Declaration
     after: Declaration
     traced: tuple[str, ...] | None
+    when: Callable[[Any], bool] | None = None
 
 
 @overload
@@ -311,6 +332,7 @@ def hookimpl(
     before: Declaration = (),
     after: Declaration = (),
     traced: tuple[str, ...] | None = None,
+    when: Callable[[Any], bool] | None = None,
     **refused: Any,
 ) -> Callable[[F], F]: ...
 def hookimpl(
@@ -324,6 +346,7 @@ def hookimpl(
     before: Declaration = (),
     after: Declaration = (),
     traced: tuple[str, ...] | None = None,
+    when: Callable[[Any], bool] | None = None,
     **refused: Any,
 ) -> F | Callable[[F], F]:
     """Mark a method as a hook's implementation.
@@ -340,9 +363,11 @@ def hookimpl(
         traced: Whether it can be recorded once and replayed: it computes tensors only from tensors, reads none of their
             values, and does not depend on anything that changes from step to step. The names are the attributes of the
             plugin that it sets, tensors or dicts of them. None: it must be called.
+        when: A function of the plugin, called when the plugin is added: whether its options need this hook. Without
+            the hook, steps cost nothing, and its declarations do not count. By default the hook is always there.
 
     Raises:
-        PluginError: An option of pluggy's that would order or wrap hooks by other means.
+        PluginError: An option of pluggy's that would order or wrap hooks by other means, or one of another kind.
 
     Example::
 
@@ -357,7 +382,11 @@ def hookimpl(
         option = sorted(refused)[0]
         instead = "a step_context or epoch_context" if "wrapper" in option else "before=(...) or after=(...)"
         raise PluginError(f"hookimpl({option}=...): loopkit orders hooks by declared access; use {instead}")
-    options = HookOptions(phase, reads, updates, writes, before, after, traced)
+    if when is not None and not callable(when):
+        raise PluginError(
+            f"hookimpl(when={when!r}): write a function of the plugin, such as when=lambda plugin: plugin.every > 1"
+        )
+    options = HookOptions(phase, reads, updates, writes, before, after, traced, when)
     for label in ("reads", "updates", "writes", "before", "after"):
         check_declaration(f"hookimpl({label}=...)", getattr(options, label))
     if traced is not None:

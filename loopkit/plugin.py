@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
-from loopkit.hooks import check_declaration, implemented
+from loopkit.hooks import check_declaration, has_hooks, implemented
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -310,7 +310,7 @@ def plugin_name(plugin: Any) -> str:
         raise PluginError(
             f"{plugin!r} is no plugin: plugins are objects with hooks, such as Learner(plugins=[Metrics()])"
         )
-    if not implemented(plugin) and (wrapped := _wrapped(plugin)):
+    if not has_hooks(plugin) and (wrapped := _wrapped(plugin)):
         raise PluginError(f"{plugin!r:.80} is no plugin: wrap it, {wrapped}")
     if (name := getattr(plugin, "name", None)) is None:
         name = snake_case(type(plugin).__name__)

@@ -173,9 +173,9 @@ def make_plugin(given: Any, allow: Collection[str] | None = None) -> Any:
     except Exception as error:
         error.add_note(f"loopkit: in the constructor of plugin {entry_point}, given by name")
         raise
-    from loopkit.hooks import implemented
+    from loopkit.hooks import has_hooks
 
-    if inspect.isclass(plugin) or not implemented(plugin):
+    if inspect.isclass(plugin) or not has_hooks(plugin):
         raise PluginError(f"plugin {entry_point}: {entry_point.value} returned {plugin!r:.80}, which has no hooks")
     return plugin
 

@@ -21,6 +21,7 @@ from loopkit.hooks import (
     Hook,
     HookOptions,
     concerns,
+    has_hooks,
     hooks,
     methods,
     plain_arguments,
@@ -331,7 +332,7 @@ def check_plugin(plugin: Any, name: str) -> None:
         _check_arguments(getattr(plugin, attribute), known[attribute], f"{where}, {attribute}")
         if "phase" not in known[attribute].arguments and own_options.phase is not None:
             raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
-    if not any(hasattr(method, "loopkit_options") for method in found.values()):
+    if not has_hooks(plugin):
         raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
     _check_average(unwrapped(plugin), where)
     if half := half_a_state([each for each in STATE if callable(getattr(plugin, each, None))]):

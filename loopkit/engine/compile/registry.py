@@ -20,7 +20,7 @@ from loopkit.engine.compile.plan import INSTRUMENT, Compiler, Implementation, Pl
 from loopkit.engine.life.logbook import LOG_VALUE, Listeners
 from loopkit.errors import PluginError
 from loopkit.events import FitBegin, FitEnd
-from loopkit.hooks import PROJECT, Hook, HookOptions, concerns, hooks, plain_arguments, specification
+from loopkit.hooks import PROJECT, Hook, HookOptions, concerns, hooks, implemented, plain_arguments, specification
 from loopkit.logs.record import Packed
 from loopkit.plugin import declared, plugin_name, provided, unwrapped
 
@@ -69,6 +69,8 @@ class Registry:
         self._where = where
         self._manager = _Manager(PROJECT)
         self._plans: dict[int, tuple[Phase, Plan]] = {}
+        self._wanted: dict[str, list[str]] = {}
+        """The hooks of each plugin that its options need."""
         self._placed: dict[tuple[Any, ...], list[Placed]] = {}
         """By hook and plugins: phases in which the same ones listen share it."""
         self.brackets: list[tuple[str, Implementation | None, Implementation | None]] = []
@@ -99,6 +101,7 @@ class Registry:
         """
         removed: list[tuple[str, Any]] = []
         added: list[str] = []
+        wanted = dict(self._wanted)
         try:
             for name in remove:
                 removed.append((name, self._manager.unregister(name=self.find(name))))  # noqa: PERF401 - see below
@@ -112,6 +115,7 @@ class Registry:
                 self._manager.unregister(name=name)
             for name, plugin in removed:
                 self._manager.register(plugin, name)
+            self._wanted = wanted
             self._collect()
             raise
         finally:
@@ -155,6 +159,7 @@ class Registry:
             raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
         self._specify()
         refusals.check_plugin(plugin, name)
+        self._wanted[name] = implemented(plugin)
         self._manager.register(plugin, name)
         self.owners.meet(plugin)
         return name
@@ -171,7 +176,12 @@ class Registry:
         self._placed.clear()
         self._specify()
         callers = vars(self._manager.hook)
-        self.implemented = [_implementation(i, hook) for n, hook in hooks().items() for i in callers[n].get_hookimpls()]
+        self.implemented = [
+            _implementation(impl, hook)
+            for name, hook in hooks().items()
+            for impl in callers[name].get_hookimpls()
+            if name in self._wanted[impl.plugin_name]
+        ]
 
     def _check(self) -> None:
         """Everything that can be told before a phase runs."""

@@ -13,7 +13,7 @@ from loopkit.author import Shown, nearest, snake_case
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase
-from loopkit_lightning.common import LIMITS, load, made, plain
+from loopkit_lightning.common import LIMITS, load, made, needed, plain
 from loopkit_lightning.trainer import Module, Now, Trainer
 
 if TYPE_CHECKING:
@@ -177,7 +177,8 @@ class LightningCallback(Shown):
         self._monitor = self._monitored() if self.kind == "EarlyStopping" else ""
         self._checks = 0
         self.reads, self.updates, self.writes = self._reads(reads), updates, writes
-        self._leave_out()
+        self.needed = self._find_needed()
+        """The hooks that it has beside the begin and the end of the fit."""
 
     def _reads(self, given: tuple[str, ...] | None) -> tuple[str, ...]:
         if self._takes_data:
@@ -202,32 +203,27 @@ class LightningCallback(Shown):
             )
         return metric
 
-    def _leave_out(self) -> None:
-        """Remove the hooks that the callback does not need, so that they have no cost."""
+    def _find_needed(self) -> set[str]:
+        """Return the hooks that the callback needs; the others cost nothing."""
         stages = [stage for stage in STAGES if any(f"on_{stage}_{part}" in self._used for part in PARTS)]
         others = [stage for stage in stages if stage != "train"]
-
-        def uses(*hooks: str) -> bool:
-            return not self._used.isdisjoint(hooks)
 
         def of(*parts: str) -> list[str]:
             return [f"on_{stage}_{part}" for stage in others for part in parts]
 
         batches = [f"on_{stage}_batch_{part}" for stage in stages for part in ("start", "end")]
-        needed = {
-            "epoch_begin": uses("on_train_epoch_start", *of("start", "epoch_start")),
-            "step_begin": uses(*batches),
-            "backward_begin": uses("on_before_backward"),
-            "backward_end": uses("on_after_backward"),
-            "update_begin": uses("on_before_optimizer_step"),
-            "step_end": uses(*batches[1::2]),
-            "epoch_end": uses(*of("epoch_end")),
-            "phase_end": uses("on_train_epoch_end", *of("end")),
-            "cycle_end": uses("on_train_epoch_end"),
+        served = {
+            "epoch_begin": ["on_train_epoch_start", *of("start", "epoch_start")],
+            "step_begin": batches,
+            "backward_begin": ["on_before_backward"],
+            "backward_end": ["on_after_backward"],
+            "update_begin": ["on_before_optimizer_step"],
+            "step_end": batches[1::2],
+            "epoch_end": of("epoch_end"),
+            "phase_end": ["on_train_epoch_end", *of("end")],
+            "cycle_end": ["on_train_epoch_end"],
         }
-        for hook, wanted in needed.items():
-            if not wanted:
-                setattr(self, hook, None)
+        return {hook for hook, named in served.items() if not self._used.isdisjoint(named)}
 
     # The hooks
 
@@ -247,7 +243,7 @@ class LightningCallback(Shown):
         self._call("on_train_start")
         self._ask()
 
-    @hookimpl
+    @hookimpl(when=needed("epoch_begin"))
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Run its hooks for the start of an epoch, unless it is resumed."""
         self._enter(learner, phase)
@@ -258,7 +254,7 @@ class LightningCallback(Shown):
             self._call(f"on_{stage}_epoch_start")
             self._ask()
 
-    @hookimpl
+    @hookimpl(when=needed("step_begin"))
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hooks for the start of a step."""
         self._enter(learner, phase, step)
@@ -266,17 +262,17 @@ class LightningCallback(Shown):
         self._call(f"on_{_stage(phase)}_batch_start", step.batch if self._takes_data else None, step.index)
         self._ask()
 
-    @hookimpl
+    @hookimpl(when=needed("backward_begin"))
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hook before backward."""
         self._in_step(learner, phase, step, "on_before_backward", step.loss)
 
-    @hookimpl
+    @hookimpl(when=needed("backward_end"))
     def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hook after backward."""
         self._in_step(learner, phase, step, "on_after_backward")
 
-    @hookimpl
+    @hookimpl(when=needed("update_begin"))
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hook before an optimizer steps."""
         self._in_step(learner, phase, step, "on_before_optimizer_step", step.optimizer)
@@ -286,7 +282,7 @@ class LightningCallback(Shown):
         self._call(hook, *values)
         self._ask()
 
-    @hookimpl
+    @hookimpl(when=needed("step_end"))
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hooks for the end of a step."""
         self._enter(learner, phase, step)
@@ -294,7 +290,7 @@ class LightningCallback(Shown):
         self._call(f"on_{_stage(phase)}_batch_end", outputs, batch, step.index)
         self._ask()
 
-    @hookimpl
+    @hookimpl(when=needed("epoch_end"))
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Run its hooks for the end of an epoch that does not train."""
         self._enter(learner, phase)
@@ -302,7 +298,7 @@ class LightningCallback(Shown):
             self._call(f"on_{_stage(phase)}_epoch_end")
             self._ask()
 
-    @hookimpl
+    @hookimpl(when=needed("phase_end"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Run its hooks after an epoch; for a training epoch of ``fit`` they run in ``cycle_end``."""
         now = self._now
@@ -317,7 +313,7 @@ class LightningCallback(Shown):
             self._end_train_epoch()
         self._ask()
 
-    @hookimpl
+    @hookimpl(when=needed("cycle_end"))
     def cycle_end(self, learner: Learner) -> None:
         """Run its hook after a training epoch and its validations."""
         self._enter(learner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -13,11 +13,16 @@ from torch import Tensor
 from loopkit.author import nearest
 from loopkit.errors import PluginError
 
-__all__ = ["LIMITS", "Metrics", "UnsupportedError", "lacks", "load", "made", "plain"]
+__all__ = ["LIMITS", "Metrics", "UnsupportedError", "lacks", "load", "made", "needed", "plain"]
 
 LIMITS = ("epochs", "max_steps", "max_updates", "minutes")
 """Why a fit ends that has come to its own end."""
 PLAIN = (bool, int, float, str)
+
+
+def needed(hook: str) -> Callable[[Any], bool]:
+    """Return the ``when`` of a hook of an adapter: whether what it adapts needs the hook."""
+    return lambda plugin: hook in plugin.needed
 
 
 class UnsupportedError(PluginError, AttributeError):

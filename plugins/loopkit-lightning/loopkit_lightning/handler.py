@@ -170,7 +170,6 @@ class IgniteHandler(Shown):
         if attach and self.kind != "ProgressBar":
             raise PluginError(f"IgniteHandler: attach= is only for ProgressBar; {who} is called at its event")
         self._set_up(_event(own.event if event is None else event), dict(attach or {}))
-        self._leave_out()
 
     def _make(self, name: str, options: dict[str, Any]) -> Any:
         """A supported handler by name."""
@@ -213,20 +212,14 @@ class IgniteHandler(Shown):
                 f"IgniteHandler: {unheard[0]} never comes here; the events that come are {', '.join(EVENTS)}"
             )
 
-    def _leave_out(self) -> None:
-        """Remove the hooks that the handler does not need, so that they have no cost."""
-        for hook in ("epoch_begin", "step_begin", "step_end", "phase_end"):
-            if hook not in self._needed:
-                setattr(self, hook, None)
-
     @property
-    def _needed(self) -> set[str]:
+    def needed(self) -> set[str]:
         """The hooks at which events may come that the handler is attached to."""
         return {hook for event in self._engine.attached for hook in EVENTS[event.name]}
 
     def changed_at(self, hook: str) -> tuple[str, ...]:
         """The states that it changes in a hook that it always has."""
-        return self.writes if hook in self._needed else ()
+        return self.writes if hook in self.needed else ()
 
     # The hooks
 
@@ -242,7 +235,7 @@ class IgniteHandler(Shown):
         if self._is_trainer(learner):
             self._fire(learner, "STARTED")
 
-    @hookimpl
+    @hookimpl(when=needed("epoch_begin"))
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Fire ``EPOCH_STARTED``, unless the epoch is resumed."""
         if self._enter(learner, phase, epoch) and not epoch.resumed:
@@ -250,13 +243,13 @@ class IgniteHandler(Shown):
                 self._fire(learner, "STARTED")
             self._fire(learner, "EPOCH_STARTED")
 
-    @hookimpl
+    @hookimpl(when=needed("step_begin"))
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Fire ``ITERATION_STARTED``."""
         if self._enter(learner, phase, step.epoch, begun=True):
             self._fire(learner, "ITERATION_STARTED")
 
-    @hookimpl
+    @hookimpl(when=needed("step_end"))
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Fire ``ITERATION_COMPLETED``."""
         if self._enter(learner, phase, step.epoch):
@@ -267,7 +260,7 @@ class IgniteHandler(Shown):
             finally:
                 self._engine.state.output = None
 
-    @hookimpl
+    @hookimpl(when=needed("phase_end"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Fire ``EPOCH_COMPLETED``, and ``COMPLETED`` if the engine is an evaluator."""
         if self._enter(learner, phase):
