@@ -1180,7 +1180,7 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
 
     learner = make_learner(Checkpoint(tmp_path), on("update_end", spoil))
     with pytest.raises(
-        NonFiniteError, match="parameter 'weight' of model 'model' is not finite at step 8: nothing was"
+        NonFiniteError, match="parameter 'weight' of model 'model' is not finite at step 8: no checkpoint was"
     ):
         learner.fit(batches(4), epochs=3)
     assert found(tmp_path) == [(1, 4, "epoch")]
