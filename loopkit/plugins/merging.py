@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import accumulate
+from numbers import Real
 from typing import Any
 
 import torch
@@ -65,6 +67,35 @@ def apart(metric: Any) -> None:
     """Let a torchmetrics object compute the value of its own state, without other processes."""
     for _, each in _foreign(metric):
         each.distributed_available_fn = _nobody
+
+
+def ungrouped(metric: Any) -> Any:
+    """The metric; a torchmetrics collection whose metrics differ in an option updates each of them by itself.
+
+    By default a collection shares one state among metrics whose states are equal after the first batch, also if they
+    have other thresholds.
+    """
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is None or type(metric) is not torchmetrics.MetricCollection:
+        return metric
+    if metric._enable_compute_groups is not True or not _differ([each for _, each in _foreign(metric)]):
+        return metric
+    members = dict(metric.items(keep_base=True, copy_state=False))
+    return torchmetrics.MetricCollection(members, prefix=metric.prefix, postfix=metric.postfix, compute_groups=False)
+
+
+def _differ(metrics: Sequence[Any]) -> bool:
+    """Whether two of them have the same option with other values; how values are averaged at the end is none."""
+    seen: dict[str, Any] = {}
+    for each in metrics:
+        for name, value in vars(each).items():
+            if name.startswith("_") or name in (*each._defaults, "average"):
+                continue
+            if not isinstance(value, Real | str | None):
+                continue
+            if seen.setdefault(name, value) != value:
+                return True
+    return False
 
 
 def _merges_itself(metric: Any) -> bool:

@@ -24,7 +24,7 @@ from loopkit.logs.kinds import Table
 from loopkit.losses import is_sum
 from loopkit.metrics import FunctionMetric, Loss, Mean, Metric, MetricLike
 from loopkit.plugins.late import read
-from loopkit.plugins.merging import accumulated, apart, can_merge, merge, packed, to_host, unpacked
+from loopkit.plugins.merging import accumulated, apart, can_merge, merge, packed, to_host, ungrouped, unpacked
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -445,7 +445,7 @@ def _is_blank(value: Any) -> bool:
 
 
 def _copied(metric: Any) -> Any:
-    metric = copy.deepcopy(metric)
+    metric = ungrouped(copy.deepcopy(metric))
     parts: list[Any] = [*metric.modules()] if isinstance(metric, torch.nn.Module) else [metric]
     for each in parts:
         if callable(getattr(each, "persistent", None)):

@@ -525,6 +525,8 @@ class TorchSchedule(Shown):
         """Call the function; it must not reset what the optimizer holds where a state is restored."""
         groups = optimizer.param_groups
         kept = [{key: deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
+        if self._state is None:
+            self._name_earlier(groups)
         made = self._given(optimizer)  # type: ignore[operator]
         self._check(made)
         if not isinstance(made, LRScheduler):
@@ -533,6 +535,18 @@ class TorchSchedule(Shown):
             for group, values in zip(optimizer.param_groups, kept, strict=True):
                 group.update(values)
         return made
+
+    def _name_earlier(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Warn where a scheduler outside of the learner has left a note that a new one starts from."""
+        for number, group in enumerate(groups):
+            rate, noted = float(group["lr"]), float(group.get("initial_lr", group["lr"]))
+            if noted != rate:
+                where = f"group {number} of optimizer {self._leader!r}"
+                warn(
+                    f"plugin {self.name!r}: {where} has lr={rate:g}, and initial_lr={noted:g} of an earlier scheduler: "
+                    f"many of torch's schedulers start from initial_lr. To start from lr, delete that entry: "
+                    f'del optimizer.param_groups[{number}]["initial_lr"]'
+                )
 
     def _name(self, learner: Learner) -> str:
         if self._optimizer is None and len(learner.optimizers) > 1:
@@ -650,10 +664,22 @@ def _arguments(scheduler: LRScheduler) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if isinstance(value, int | float | str | list | tuple | dict)}
 
 
+class _ReduceOnPlateau(ReduceLROnPlateau):
+    """torch's scheduler, whose relative threshold is a share of the best value's size."""
+
+    def _is_better(self, a: float, best: float) -> bool:
+        if self.threshold_mode != "rel" or best >= 0:
+            return bool(super()._is_better(a, best))  # type: ignore[no-untyped-call]
+        # torch multiplies the value itself: below zero, a worse value would be a new best one
+        share = float(self.threshold)
+        return a < best * (1 + share) if self.mode == "min" else a > best * (1 - share)
+
+
 class Plateau(Shown):
     """Lower the learning rate when a metric no longer improves: torch's ``ReduceLROnPlateau``.
 
-    It looks at the metric whenever its phase has ended and something was trained since it last did, so that an
+    A relative ``threshold`` is a share of the best value's size, so it also fits metrics below zero. The plugin looks
+    at the metric whenever its phase has ended and something was trained since it last did, so that an
     ``evaluate`` after the fit has no effect. A metric that is not a number is never the best; 0.0 can be.
 
     Args:
@@ -752,7 +778,7 @@ class Plateau(Shown):
             if known is None:
                 for place in group_places(name, optimizer):
                     self._kept.find(place)
-                self._schedulers[name] = ReduceLROnPlateau(optimizer, mode, **self._options)
+                self._schedulers[name] = _ReduceOnPlateau(optimizer, mode, **self._options)
                 if name in self._states:
                     self._schedulers[name].load_state_dict(deepcopy(self._states[name]))
         if not self._schedulers:

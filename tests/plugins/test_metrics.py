@@ -220,6 +220,29 @@ def test_metrics_take_a_metric_collection():
     assert evaluate(Metrics(collection()), data) == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("BinaryRecall", {"threshold": 0.3}, {"threshold": 0.7}),
+        ("BinaryPrecision", {"threshold": 0.3}, {"threshold": 0.7}),
+        ("BinaryRecall", {"ignore_index": -1}, {"threshold": 0.7}),
+        ("BinaryRecall", {}, {}),
+    ],
+)
+def test_metrics_of_a_collection_have_the_values_that_each_has_alone(kind, one, other):
+    first = torchmetrics.classification.BinaryRecall(**one)
+    second = getattr(torchmetrics.classification, kind)(**other)
+    sure = torch.tensor([0.01, 0.99, 0.02, 0.98]), torch.tensor([0, 1, 1, 1])  # for which every threshold is the same
+    unsure = torch.tensor([0.5, 0.5, 0.4, 0.9]), torch.tensor([1, 0, 1, 1])
+    expected = {}
+    for name, metric in (("one", first.clone()), ("other", second.clone())):
+        for batch in (sure, unsure):
+            metric.update(*batch)
+        expected[f"val/{name}"] = metric.compute().item()
+    together = torchmetrics.MetricCollection({"one": first, "other": second})
+    assert evaluate(Metrics(together), [sure, unsure]) == expected
+
+
 def test_metrics_announce_the_names_of_a_collection():
     assert Metrics(collection(), Accuracy()).names() == (
         "metrics.*/loss",
@@ -1038,7 +1061,7 @@ def test_metric_without_a_state_is_warned_of_where_it_is_saved_and_where_it_goes
     assert len(said) == 1
     learner = make_learner(Metrics(Counted()))
     learner.load_state_dict(states[0])
-    with pytest.warns(UserWarning, match=f"{message}.*of the rest alone"):
+    with pytest.warns(UserWarning, match=f"{message}.*covers only the rest"):
         learner.fit(batches(4), epochs=1)
     assert learner.metrics["train/counted"] < 4 * len(batches(1)[0][0])
 

@@ -107,6 +107,29 @@ def make_learner(*plugins, model=None, optimizer=OPTIMIZERS["adamw"], spikes=Non
     return Learner(model, mse_loss, optimizer, plugins=plugins, phases=phases or [Spiked(spikes or {})], **options)
 
 
+@pytest.mark.parametrize("around", ["fit", "fits", "loop"])
+def test_autocast_around_the_whole_training_sees_each_update(around):
+    data = make_batches()
+    hand = make_model()
+    optimizer = OPTIMIZERS["adamw"](hand.parameters())
+    learner = make_learner(phases=[TrainingPhase()])
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.manual_seed(3)
+        for inputs, targets in data * 2:
+            torch.clear_autocast_cache()  # or each forward has the weights of the first one
+            optimizer.zero_grad()
+            mse_loss(hand(inputs), targets).backward()
+            optimizer.step()
+        torch.manual_seed(3)
+        if around == "loop":
+            for _ in learner.rounds(2):
+                learner.run("train", data)
+        else:
+            for _ in range(2 if around == "fits" else 1):
+                learner.fit(data, epochs=1 if around == "fits" else 2)
+    assert_same(learner.model.state_dict(), hand.state_dict())
+
+
 def compare(dtype, *, optimizer=OPTIMIZERS["adamw"], plugins=(), k=1, spikes=None, clip=None, standard=False):
     """Train by hand and with a learner; all parameters, buffers, optimizer states and scales are the same."""
     model, data = make_model(), make_batches()

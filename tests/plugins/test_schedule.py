@@ -783,6 +783,19 @@ def test_torch_schedule_refuses_reduce_lr_on_plateau():
         TorchSchedule(lr_scheduler.ReduceLROnPlateau(SGD(nn.Linear(1, 1).parameters(), lr=0.1)))
 
 
+@pytest.mark.parametrize("value", [0.01, 0.2, torch.tensor(0.01)])
+def test_torch_schedule_names_the_rate_of_an_earlier_scheduler(value):
+    model = Model()
+    optimizer = sgd(model)
+    lr_scheduler.StepLR(optimizer, 10)  # it notes the rate, which is 0.1
+    optimizer.param_groups[0]["lr"] = value
+    learner = Learner(
+        model, mse_loss, optimizer, plugins=[TorchSchedule(lambda o: lr_scheduler.LambdaLR(o, lambda k: 1))]
+    )
+    with pytest.warns(UserWarning, match=r"initial_lr=0\.1 of an earlier scheduler.*del optimizer\.param_groups"):
+        learner.fit(make_batches(), epochs=1)
+
+
 @pytest.mark.parametrize(
     ("function", "message"), [(lr_scheduler.ReduceLROnPlateau, "use Plateau"), (lambda o: None, "returned None")]
 )
@@ -920,6 +933,19 @@ def lrs(*values, **options):
 
 def test_plateau_takes_zero_for_a_value():
     assert lrs(1.0, 0.0, 0.0, 0.0) == [1.0, 1.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("mode", "values"),
+    [("min", (-1.0, -0.95, -0.94)), ("max", (-1.0, -1.05, -1.06)), ("min", (-1.0, -1.05, -1.06))],
+)
+def test_plateau_below_zero_takes_only_what_is_better_by_the_share(mode, values):
+    assert lrs(*values, mode=mode, threshold=0.1) == [1.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(("mode", "value"), [("min", -1.2), ("max", -0.8)])
+def test_plateau_below_zero_takes_what_is_better(mode, value):
+    assert lrs(-1.0, value, value, value, mode=mode, threshold=0.1) == [1.0, 1.0, 1.0, 0.5]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
