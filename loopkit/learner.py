@@ -29,7 +29,7 @@ from loopkit.engine.life.models import Models
 from loopkit.engine.life.sources import Source, check_given
 from loopkit.engine.life.user_loop import Rounds, UserLoop
 from loopkit.engine.life.validations import validations_of
-from loopkit.errors import PhaseError, PluginError
+from loopkit.errors import PhaseError, PluginError, StateError
 from loopkit.events import SignalBegin
 from loopkit.every import Every
 from loopkit.phases import Phase
@@ -148,6 +148,19 @@ class Learner:
         epochs = self.progress.epochs
         counts = f"{plugins} plugin{'s' * (plugins != 1)}", f"{epochs} epoch{'s' * (epochs != 1)} done"
         return f"Learner({', '.join([*self.models.described(), *counts])})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raise for ``copy.copy``, ``copy.deepcopy`` and ``pickle``, which would tear the parts of a learner apart.
+
+        Raises:
+            StateError: Always.
+        """
+        raise StateError(
+            f"{self!r} cannot be copied or pickled, since its plugins, optimizers and hooks refer to each other: call "
+            f"the function that made it once more, and load its state there, other.load_state_dict(learner."
+            f"state_dict()). To use it in another process, make it there; a copy of its weights is "
+            f"copy.deepcopy(learner.model)"
+        )
 
     @property
     def models(self) -> Models:

@@ -1,6 +1,8 @@
 """Learner: what holds between its parts, and no one part's tests would notice."""
 
+import copy
 import functools
+import pickle
 from typing import ClassVar
 
 import pytest
@@ -9,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopkit import Event, Learner, Phase, TrainingPhase, hookimpl
-from loopkit.errors import PhaseError, PhaseInputError, PluginError
+from loopkit.errors import PhaseError, PhaseInputError, PluginError, StateError
 from loopkit.events import BackwardEnd, StepEnd
 from loopkit.plugins import History, LogMetrics, call_on
 
@@ -316,3 +318,28 @@ def test_optimizer_without_a_rate_is_shown_and_logged(groups):
     learner = Learner(model, nn.MSELoss(), optimizer, plugins=[LogMetrics()])
     assert ("Own lr 0.1" if groups == "mixed" else "Own, ") in repr(learner)
     learner.fit([(torch.ones(2, 3), torch.ones(2, 1))], epochs=1)
+
+
+@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps, lambda learner: copy.deepcopy([learner])])
+def test_learner_that_is_copied_or_pickled_raises_with_the_way_out(act):
+    learner = make(plugins=[History()])
+    learner.run("train", batches())
+    with pytest.raises(StateError, match=r"cannot be copied or pickled.*other\.load_state_dict\(learner\.state_dict"):
+        act(learner)
+
+
+def test_learner_is_copied_by_its_state():
+    learner = make(optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), plugins=[History()])
+    learner.run("train", batches())
+    other = make(optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), plugins=[History()])
+    other.load_state_dict(learner.state_dict())
+    for each in (learner, other):
+        each.run("train", batches())
+    assert all(map(torch.equal, learner.model.parameters(), other.model.parameters()))
+
+
+def test_model_of_a_learner_is_copied_and_pickled():
+    learner = make(plugins=[History()])
+    learner.run("train", batches())
+    for other in (copy.deepcopy(learner.model), pickle.loads(pickle.dumps(learner.model))):
+        assert all(map(torch.equal, learner.model.parameters(), other.parameters()))

@@ -41,9 +41,15 @@ def held(function: types.FunctionType, counts: Callable[[Any], bool]) -> Iterato
 
 
 def held_in_code(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a function of a loss or a phase, or one that it calls, closes over or names."""
+    """Yield the objects that a function of the user's, or one that it calls, closes over or names.
+
+    Of a function of a library, only what it closes over and its defaults.
+    """
+    library = _is_of_library(function)
 
     def counts(value: Any) -> bool:
+        if library:
+            return False
         if type(value) in (list, tuple, dict):
             items = value.values() if type(value) is dict else value
             return len(value) <= LONG and any(_may_train(each) for each in items)
@@ -67,6 +73,30 @@ def held_by_methods(kind: type, counts: Callable[[Any], bool]) -> Iterator[tuple
         for method, function in vars(base).items():
             if isinstance(function, types.FunctionType):
                 yield from ((f"{method}.{name}", each) for name, each in held(function, counts) if counts(each))
+
+
+def methods_of(value: Any) -> dict[str, types.FunctionType]:
+    """Return the functions in the class of an object and in its bases, by name; none of a library's class."""
+    found: dict[str, types.FunctionType] = {}
+    for base in type(value).__mro__:
+        if base.__module__.partition(".")[0] in LIBRARIES or base.__module__.startswith("loopkit_"):
+            continue
+        for name, each in vars(base).items():
+            function = each.__func__ if isinstance(each, (classmethod, staticmethod)) else each
+            if isinstance(function, types.FunctionType):
+                found.setdefault(name, _unwrapped(function))
+    return found
+
+
+def _unwrapped(function: types.FunctionType) -> types.FunctionType:
+    """The function in a decorator of a library, such as ``contextmanager``."""
+    inner = vars(function).get("__wrapped__")
+    return _unwrapped(inner) if isinstance(inner, types.FunctionType) and _is_of_library(function) else function
+
+
+def _is_of_library(function: types.FunctionType) -> bool:
+    home = str(function.__globals__.get("__name__"))
+    return home.partition(".")[0] in LIBRARIES or home.startswith("loopkit_")
 
 
 def _may_train(value: Any) -> bool:

@@ -10,6 +10,7 @@ import types
 import weakref
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from decimal import Decimal
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -77,7 +78,7 @@ class Look(NamedTuple):
 
     kind: str
     """``"value"``, ``"tensor"``, ``"array"``, ``"generator"``, ``"values"`` for a container of plain ones, ``"holder"``
-    for another container, ``"optimizer"`` or ``"object"``."""
+    for another container, ``"optimizer"``, ``"learner"`` or ``"object"``."""
     state: Any
     """The state that two looks compare."""
     length: int = 0
@@ -94,6 +95,8 @@ class Look(NamedTuple):
 
 
 CONTAINERS = ("values", "holder")
+CLOSED_LOOKS = ("values", "optimizer", "learner")
+"""Kinds of looks that say all of a value: it is not looked into."""
 Looks = dict[str, Look]
 """By path."""
 Leave = Callable[[Found], bool]
@@ -108,6 +111,8 @@ class Scope(NamedTuple):
     """Items of a container up to which they are looked into; None: of any."""
     held_by: HeldBy | None = None
     """Yields what functions hold; without it, functions and modules are not looked into."""
+    methods_of: Callable[[Any], Mapping[str, types.FunctionType]] | None = None
+    """Returns the functions in an object's class that may hold something."""
     lazy: bool = False
     """Whether what is made where there was nothing, but for numbers, counts from then on."""
 
@@ -145,7 +150,7 @@ def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
             continue
         is_root = found.owner is None and type(value) is not list
         seen = Look("object", type(value)) if is_root else _look_in(value, scope)
-        if seen is None or seen.kind in ("values", "optimizer"):
+        if seen is None or seen.kind in CLOSED_LOOKS:
             left.add(id(value))
         if seen is not None:
             looks[found.path] = Look(seen.kind, seen.state, seen.length, paths.get(id(found.owner), ""))
@@ -154,10 +159,10 @@ def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
 
 
 def _class_values(root: Any, leave: Leave, scope: Scope) -> dict[str, Any]:
-    """The values of the root's class that count, as attributes do; none in data."""
+    """The values and functions of the root's class that count, as attributes do; none in data."""
     if scope.lazy:
         return {}
-    values = class_values(root).items()
+    values = {**class_values(root), **(scope.methods_of(root) if scope.methods_of is not None else {})}.items()
     return {
         name: value
         for name, value in values
@@ -279,7 +284,14 @@ def look_at(value: Any) -> Look | None:
         return Look("value", repr(value))
     if (content := _array_state(value)) is not None:
         return Look("array", content)
+    if is_learner(value):
+        return Look("learner", astuple(value.progress))
     return Look("object", kind) if kind in HOLDERS or _is_open(value) else None
+
+
+def is_learner(value: Any) -> bool:
+    """Whether a value is a `Learner`, which trains models of its own."""
+    return any(base.__module__ == "loopkit.learner" and base.__name__ == "Learner" for base in type(value).__mro__)
 
 
 def _is_open(value: Any) -> bool:
@@ -399,7 +411,7 @@ def _same(before: Any, now: Any) -> bool:
 
 def _is_made(before: Look | None, now: Look) -> bool:
     """Whether an object stands where there was none."""
-    return now.kind == "object" and (before is None or before.kind != now.kind)
+    return now.kind in ("object", "learner") and (before is None or before.kind != now.kind)
 
 
 def _is_new(known: Look | None, now: Look, before: Looks, scope: Scope) -> bool:
@@ -414,6 +426,18 @@ def _is_made_late(before: Look | None, now: Look) -> bool:
     if before is not None and not (before.kind == "value" and before.state is None):
         return False
     return now.kind != "value" or isinstance(now.state, (str, bytes))
+
+
+def is_in_function(path: str, looks: Looks) -> bool:
+    """Whether a value is held by a function, or by something that a function holds."""
+    while path in looks:
+        parent = looks[path].parent
+        if parent == path:
+            return False
+        path = parent
+        if path in looks and looks[path].state is types.FunctionType:
+            return True
+    return False
 
 
 def _is_held_by_function(look: Look, looks: Looks) -> bool:

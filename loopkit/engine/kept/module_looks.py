@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import is_
+from operator import is_, itemgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -34,16 +34,25 @@ FIXED = frozenset(
 these only the number of attributes is compared, which takes a fifth of the time."""
 
 
+Read = Callable[[dict[str, Any]], tuple[Any, ...]]
+
+
 class Seen(NamedTuple):
     """A module, and what it held."""
 
+    module: nn.Module
     kind: type
-    held: dict[str, Any]
-    """Its attributes."""
-    looks: Looks
-    """The attributes that are not plain values."""
     size: int
     """How many attributes it had; -1 if they do not count, since its class saves more than parameters and buffers."""
+    read: Read | None
+    """Takes its parts and its plain values out of its attributes; None if it holds neither."""
+    held: tuple[Any, ...]
+    """What that had returned."""
+    names: tuple[str, ...]
+    """The names of the plain values."""
+    parts: tuple[nn.Module | None, ...]
+    looks: Looks
+    """The attributes that are not plain values."""
 
 
 class ModuleLooks:
@@ -57,24 +66,66 @@ class ModuleLooks:
     def __init__(self, module: nn.Module, leave: Leave) -> None:
         self._module = module
         self._leave = leave
-        self._seen = {each: _see(each, leave) for each in modules_in(module)}
+        self._counted: dict[tuple[Any, ...], list[str] | None] = {}
+        """By class and attributes: those that count."""
+        self._readers: dict[tuple[str, ...], Read] = {(): _parts_in}
+        self._seen = {each: self._see(each) for each in modules_in(module)}
 
     def moved(self, since: Clocks, is_saved: Callable[[Tensor], bool]) -> list[str]:
         """Return the paths of the attributes that have moved; see `loopkit.engine.kept.looks.moved`."""
-        found: dict[nn.Module, list[str]] = {}
-        for module in modules_in(self._module):
-            seen = self._seen.get(module)
-            if seen is None or seen.kind is not type(module):  # it is new, or a lazy one that knows its sizes now
-                self._seen[module] = _see(module, self._leave)
-            elif _may_have_moved(seen, vars(module)):
-                found[module] = self._compare(module, seen, since, is_saved)
-        paths = _paths(self._module) if any(found.values()) else {}
-        return [f"{paths[module]}{name}" for module, names in found.items() for name in names]
+        changed = [seen for seen in self._seen.values() if _may_have_moved(seen)]
+        if not changed:
+            return []
+        if any(_has_other_parts(seen) for seen in changed):
+            self._renew()
+        found = {seen.module: self._compare(seen, since, is_saved) for seen in changed if seen.size != -1}
+        paths = paths_of(self._module) if any(found.values()) else {}
+        return [f"{paths[module]}{name}" for module, names in found.items() if module in paths for name in names]
 
-    def _compare(self, module: nn.Module, seen: Seen, since: Clocks, is_saved: Callable[[Tensor], bool]) -> list[str]:
-        held = seen.held or dict(list(vars(module).items())[: seen.size])  # new attributes are the last ones
-        before = {**_plain(module, held), **seen.looks}
-        now = _see(module, self._leave)
+    def _see(self, module: nn.Module) -> Seen:
+        kind = type(module)
+        held = vars(module)
+        parts = tuple(held[PARTS].values())
+        read: Read | None = _parts_in if parts else None
+        if kind in FIXED:
+            return Seen(module, kind, len(held), read, (held[PARTS],), (), parts, {})
+        counted = self._names(module, kind, held)
+        if counted is None:
+            return Seen(module, kind, -1, read, (held[PARTS],), (), parts, {})
+        names = tuple([name for name in counted if type(held[name]) in KINDS])
+        if names not in self._readers:
+            self._readers[names] = itemgetter(PARTS, *names)
+        take = self._readers[names]
+        looks: Looks = {}
+        if len(names) < len(counted) and not kind.__module__.startswith("torch."):
+            rest = {name: held[name] for name in counted if type(held[name]) not in KINDS}
+            looks = look(SimpleNamespace(**rest), self._leave)
+        return Seen(module, kind, len(held), take, take(held), names, parts, looks)
+
+    def _names(self, module: nn.Module, kind: type, held: dict[str, Any]) -> list[str] | None:
+        """The attributes of a module that count; None if its class saves more than parameters and buffers."""
+        key = (kind, *held)
+        if key in self._counted:
+            return self._counted[key]
+        saves = any(getattr(kind, name) is not getattr(nn.Module, name) for name in SAVES)
+        found = None if saves else [name for name in held if name not in OF_TORCH and not is_left(module, name)]
+        if "volatile" not in held:
+            self._counted[key] = found
+        return found
+
+    def _renew(self) -> None:
+        """Take the parts that stand there now, of which new ones count from here on."""
+        now = {each: self._seen.get(each) for each in modules_in(self._module)}
+        self._seen = {each: seen or self._see(each) for each, seen in now.items()}
+
+    def _compare(self, seen: Seen, since: Clocks, is_saved: Callable[[Tensor], bool]) -> list[str]:
+        module = seen.module
+        if type(module) is not seen.kind:  # a lazy one that knows its sizes now
+            if module in self._seen:
+                self._seen[module] = self._see(module)
+            return []
+        before = {**_plain(module, _held(seen)), **seen.looks}
+        now = self._see(module)
         after = {**_plain(module, vars(module)), **now.looks}
         after[""] = before[""]  # what stands for the module itself
         names = moved(before, after, since, is_saved)
@@ -94,7 +145,7 @@ def modules_in(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _paths(module: nn.Module) -> dict[nn.Module, str]:
+def paths_of(module: nn.Module) -> dict[nn.Module, str]:
     """The names of a module and its parts, each with a dot at its end."""
     paths = {module: ""}
     for each in modules_in(module):
@@ -104,24 +155,38 @@ def _paths(module: nn.Module) -> dict[nn.Module, str]:
     return paths
 
 
-def _see(module: nn.Module, leave: Leave) -> Seen:
-    kind = type(module)
-    held = vars(module)
-    if kind in FIXED:
-        return Seen(kind, {}, {}, len(held))
-    if any(getattr(kind, name) is not getattr(nn.Module, name) for name in SAVES):
-        return Seen(kind, {}, {}, -1)
-    if kind.__module__.startswith("torch."):
-        return Seen(kind, held.copy(), {}, len(held))
-    names = held.keys() - OF_TORCH
-    rest = {name: held[name] for name in names if type(held[name]) not in KINDS and not is_left(module, name)}
-    return Seen(kind, held.copy(), look(SimpleNamespace(**rest), leave) if rest else {}, len(held))
+def _parts_in(held: dict[str, Any]) -> tuple[Any, ...]:
+    return (held[PARTS],)
 
 
-def _may_have_moved(seen: Seen, now: dict[str, Any]) -> bool:
-    if seen.size != len(now) or seen.looks:
-        return seen.size != -1
-    return not all(map(is_, seen.held.values(), now.values()))
+def _held(seen: Seen) -> dict[str, Any]:
+    """The plain values that a module held, by name; of a fixed class all that it had, of which new ones come last."""
+    if seen.kind in FIXED:
+        return dict(list(vars(seen.module).items())[: seen.size])
+    return dict(zip(seen.names, seen.held[1:], strict=True))
+
+
+def _may_have_moved(seen: Seen) -> bool:
+    module, kind, size, read, held, _, parts, looks = seen
+    now = vars(module)
+    if type(module) is not kind or looks:
+        return True
+    if len(now) != size != -1:
+        return True
+    if read is None:
+        return False
+    try:
+        values = read(now)
+    except KeyError:
+        return True
+    return not all(map(is_, held, values)) or (
+        len(parts) != len(values[0]) or not all(map(is_, parts, values[0].values()))
+    )
+
+
+def _has_other_parts(seen: Seen) -> bool:
+    now = vars(seen.module)[PARTS].values()
+    return len(seen.parts) != len(now) or not all(map(is_, seen.parts, now))
 
 
 def _plain(module: nn.Module, held: dict[str, Any]) -> Looks:

@@ -21,3 +21,5 @@ class Root(NamedTuple):
     """Attributes of modules that a plugin owns, which writes them anew after a resume."""
     scope: Scope = ATTRIBUTES
     """How far to look."""
+    state: tuple[str, str] | None = None
+    """The part of a state, and the name in it, where its own ``state_dict`` stands, which may leave something out."""

@@ -10,10 +10,12 @@ from torch.optim import Optimizer
 
 from loopkit.engine.kept.data_roots import root_of_data
 from loopkit.engine.kept.extras import in_words
-from loopkit.engine.kept.functions import held_in_code
-from loopkit.engine.kept.looks import Leave, Scope
+from loopkit.engine.kept.forgotten import OWN
+from loopkit.engine.kept.functions import held_in_code, methods_of
+from loopkit.engine.kept.looks import Leave, Scope, is_learner
 from loopkit.engine.kept.optimizers import own_generators
 from loopkit.engine.kept.root import Root
+from loopkit.engine.kept.torch_hooks import Hook, hooks_of_all, hooks_of_module, hooks_of_optimizer
 from loopkit.engine.kept.walk import Found
 from loopkit.plugin import declared
 
@@ -21,6 +23,7 @@ OF_TORCH = ("defaults", "state", "param_groups", "found_inf", "grad_scale")
 """Attributes that torch gives an optimizer, beside those that begin with an underscore."""
 OF_A_PHASE = "Give the class saved = ({0}), or state_dict and load_state_dict; for a cache, volatile = ({0})"
 OF_A_PLUGIN = "Give the class state_dict and load_state_dict; for a display or a cache, volatile = ({0})"
+OF_A_STATE = "Put it into its state_dict and load_state_dict; for a display or a cache, volatile = ({0})"
 OF_AN_OPTIMIZER = "Keep it in its param_groups, or in its state"
 OF_A_MODULE = (
     "Keep it in a buffer (register_buffer), or give the class get_extra_state and set_extra_state; for a cache, "
@@ -29,8 +32,12 @@ OF_A_MODULE = (
 
 
 OF_A_LOSS = "Keep it in a buffer of a loss that is a module; for a cache, give its class volatile = ({0})"
-WITH_FUNCTIONS = Scope(held_by=held_in_code)
-"""How far a phase is looked into, and a loss that is no module."""
+OF_A_HOOK = (
+    "Keep it in a plugin with state_dict and load_state_dict, or in a buffer of the module; for a display or a cache, "
+    "let the hook be an object whose class has volatile = ({0})"
+)
+WITH_FUNCTIONS = Scope(held_by=held_in_code, methods_of=methods_of)
+"""How far phases, plugins and hooks are looked into, and a loss that is no module."""
 
 
 class RootsOfLearner:
@@ -83,12 +90,35 @@ class RootsOfLearner:
                 saved = (*OF_TORCH, *self._switched(name), *[path for path, _ in own_generators(optimizer)])
                 yield Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, self._leave(optimizer, saved, "_"))
         for phase in self._phases:
-            if phase.saves_names:
+            if not phase.saves_names:
+                state = ("phases", phase.name)
+                yield Root(f"phase {phase.name!r}", phase, OF_A_STATE, self._leave(), scope=OWN, state=state)
+            else:
                 leave = _without_modules(self._leave(phase, phase.saved))
                 yield Root(f"phase {phase.name!r}", phase, OF_A_PHASE, leave, scope=WITH_FUNCTIONS)
         for name, plugin in self._plugins.items():
-            if not has_state(plugin):
-                yield Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, self._leave())
+            if has_state(plugin):
+                if not is_shipped(plugin):
+                    state = ("plugins", name)
+                    yield Root(f"plugin {name!r}", plugin, OF_A_STATE, self._leave(), scope=OWN, state=state)
+            else:
+                leave = _without_modules(self._leave())
+                yield Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, leave, scope=WITH_FUNCTIONS)
+        for owner, hook in self._hooks():
+            if id(hook.function) not in self._owned:
+                leave = _without_modules(self._leave())
+                name = f"{hook.name} in {owner}" if owner else hook.name
+                yield Root(name, hook.function, OF_A_HOOK, leave, scope=WITH_FUNCTIONS)
+
+    def _hooks(self) -> Iterator[tuple[str, Hook]]:
+        """The hooks of torch that hang on modules, parameters and optimizers, with the owners of these."""
+        for name, model in self._models.items():
+            yield from ((f"model {name!r}", hook) for hook in hooks_of_module(model))
+        for name, extra in self._extras.items():
+            yield from ((in_words(name), hook) for hook in hooks_of_module(extra))
+        for name, optimizer in self._optimizers.items():
+            yield from ((f"optimizer {name!r}", hook) for hook in hooks_of_optimizer(optimizer))
+        yield from (("", hook) for hook in hooks_of_all())
 
     def of_data(self, phase: str, data: Any) -> Root:
         """Return the root of the data of a phase, or of the function that makes it."""
@@ -111,7 +141,7 @@ class RootsOfLearner:
         left = frozenset(names)
 
         def leave(found: Found) -> bool:
-            if id(found.value) in self._owned:
+            if id(found.value) in self._owned or (is_learner(found.value) and found.value.models is self._models):
                 return True
             return found.owner is root and (found.key in left or str(found.key).startswith(prefix))
 
@@ -126,6 +156,12 @@ def _without_modules(leave: Leave) -> Leave:
 def has_state(plugin: Any) -> bool:
     """Whether a plugin has a state, which is saved under its name."""
     return callable(getattr(plugin, "state_dict", None))
+
+
+def is_shipped(plugin: Any) -> bool:
+    """Whether a plugin is of loopkit or of one of its distributions, which have tests of their states."""
+    home = type(plugin).__module__.partition(".")[0]
+    return home == "loopkit" or home.startswith("loopkit_")
 
 
 def _is_of_torch(optimizer: Optimizer) -> bool:

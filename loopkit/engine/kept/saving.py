@@ -131,7 +131,9 @@ class Saving:
                 state.update(self._resume.saved(mark))
             else:
                 state.update({"epochs": [], "data": {}, "nested": {}, "fit": None, "generators": generators.save()})
-        if mark is not None:
+        if mark is None:
+            self._witness.warn_of_forgotten(state)
+        else:
             state["metrics"] = dict(mark.metrics)
             state["phases"].update(mark.phases)
         if whole:

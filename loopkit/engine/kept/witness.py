@@ -5,7 +5,7 @@ It reads attributes and built-in containers, and runs no code of the user's (`lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from loopkit.base.notes import warn
 from loopkit.base.words import some
 from loopkit.engine.kept.data_roots import is_looked_at, name_of_data
-from loopkit.engine.kept.looks import Clocks, look, moved
+from loopkit.engine.kept.forgotten import Contents
+from loopkit.engine.kept.looks import Clocks, is_in_function, look, moved
 from loopkit.engine.kept.module_looks import ModuleLooks
 from loopkit.engine.kept.root import Root
 
 NAMED = 5
 """How many attributes a message names at most."""
+IN_CODE = "Keep it in an attribute of an object with a state, such as a plugin with state_dict and load_state_dict"
+"""How to save what a function closes over, or has as a default."""
 
 
 class Roots(Protocol):
@@ -83,7 +86,7 @@ class Witness:
     def missing(self) -> dict[str, str]:
         """Return descriptions of unsaved values that changed since the fit began, by the name of their root."""
         found = {name: paths for name, paths in self._moved().items() if paths}
-        return {name: _message(self._records[name].root, paths) for name, paths in found.items()}
+        return {name: self._records[name].message(paths) for name, paths in found.items()}
 
     def warn(self) -> None:
         """Warn of what has moved and is in no state, once of each attribute."""
@@ -91,11 +94,27 @@ class Witness:
             new = [path for path in paths if (name, path) not in self._named]
             if new:
                 self._named.update((name, path) for path in new)
-                warn(_message(self._records[name].root, new))
+                warn(self._records[name].message(new))
+
+    def warn_of_forgotten(self, state: Mapping[str, Any]) -> None:
+        """Warn of what has moved and is not in the part of a state that its owner has saved.
+
+        Args:
+            state: The state of the learner.
+        """
+        is_saved = _Saved(lambda: self._roots().saved())
+        for name, record in self._records.items():
+            if record.root.state is None:
+                continue
+            new = [path for path in record.forgotten(state, is_saved) if (name, path) not in self._named]
+            if new:
+                self._named.update((name, path) for path in new)
+                warn(record.message(new))
 
     def _moved(self) -> dict[str, list[str]]:
         is_saved = _Saved(lambda: self._roots().saved())
-        return {name: record.moved(is_saved) for name, record in self._records.items()}
+        records = {name: record for name, record in self._records.items() if record.root.state is None}
+        return {name: record.moved(is_saved) for name, record in records.items()}
 
 
 class _Record:
@@ -103,16 +122,45 @@ class _Record:
 
     def __init__(self, root: Root) -> None:
         self.root = root
+        self.in_code: set[str] = set()
+        """The paths that lead through a function."""
         self._since = Clocks.read()
         self._module = ModuleLooks(root.object, root.leave) if isinstance(root.object, nn.Module) else None
         self._looks = {} if self._module is not None else look(root.object, root.leave, root.scope)
+
+    def message(self, paths: list[str]) -> str:
+        root = self.root
+        listed = some([repr(path or "order") for path in paths], NAMED)
+        attributes = dict.fromkeys(_attribute(path, root.scope.lazy) for path in paths if path not in self.in_code)
+        names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
+        cure = root.cure.format(names) if attributes else IN_CODE
+        holder = "no checkpoint holds" if root.state is None else "its state_dict leaves out"
+        return (
+            f"{root.name} ({type(root.object).__name__}) has changed its {listed} since the fit began, and {holder} "
+            f"that: a resumed run starts without it. {cure}"
+        )
+
+    def forgotten(self, state: Mapping[str, Any], is_saved: Callable[[Tensor], bool]) -> list[str]:
+        """Return the paths of what has moved, and is not in its own part of a state."""
+        root = self.root
+        assert root.state is not None
+        part, name = root.state
+        own = (state.get(part) or {}).get(name)
+        now = look(root.object, root.leave, root.scope)
+        paths = moved(self._looks, now, self._since, is_saved, root.scope)
+        contents = Contents(own) if paths and own is not None else None
+        return [] if contents is None else [path for path in paths if not contents.hold(path, now[path])]
 
     def moved(self, is_saved: Callable[[Tensor], bool]) -> list[str]:
         if self._module is not None:
             paths = self._module.moved(self._since, is_saved)
             return [path for path in paths if path.rpartition(".")[2] not in self.root.written]
         root = self.root
-        return moved(self._looks, look(root.object, root.leave, root.scope), self._since, is_saved, root.scope)
+        now = look(root.object, root.leave, root.scope)
+        paths = moved(self._looks, now, self._since, is_saved, root.scope)
+        if root.scope.methods_of is not None:
+            self.in_code.update(path for path in paths if is_in_function(path, now))
+        return paths
 
 
 class _Saved:
@@ -134,16 +182,6 @@ def _memory(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError, ValueError):  # a sparse, meta, wrapped or lazy one
         return 0
-
-
-def _message(root: Root, paths: list[str]) -> str:
-    listed = some([repr(path or "order") for path in paths], NAMED)
-    attributes = dict.fromkeys(_attribute(path, last=root.scope.lazy) for path in paths)
-    names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
-    return (
-        f"{root.name} ({type(root.object).__name__}) has changed its {listed} since the fit began, and no "
-        f"checkpoint holds that: a resumed run starts without it. {root.cure.format(names)}"
-    )
 
 
 def _attribute(path: str, last: bool) -> str:

@@ -7,7 +7,6 @@ import itertools
 import random
 import threading
 import time
-import warnings
 from collections import Counter, deque
 from fractions import Fraction
 from types import SimpleNamespace
@@ -17,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine.life.runs import make, train, val
+from engine.kept.witnessed import named_in, said
+from engine.life.runs import train
 from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.plugins import Checkpoint
 
@@ -32,20 +32,6 @@ class Tally:
 
     def add(self):
         self.count += 1
-
-
-def said(act):
-    """What is warned of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        act()
-    return [str(warning.message) for warning in caught]
-
-
-def named_in(directory, **made):
-    """What is warned of in a run of two epochs that saves after each update."""
-    learner = make(Checkpoint(directory, save=every(updates=1)), *made.pop("plugins", ()), **made)
-    return said(lambda: learner.fit(train(), val(), epochs=2))
 
 
 def phase_that(change, **held):
