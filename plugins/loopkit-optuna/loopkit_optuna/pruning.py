@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 from optuna.storages import RetryHeartbeatStaleTrialCallback
 
-from loopkit import FitResult, Learner, Phase, hookimpl
+from loopkit import Epoch, FitResult, Learner, Phase, hookimpl
 from loopkit.author import Shown
 from loopkit.errors import PluginError, StateError
 
@@ -19,7 +19,8 @@ __all__ = ["OptunaPruning"]
 class OptunaPruning(Shown):
     """Report a metric to a trial of Optuna, and end the fit if Optuna prunes it.
 
-    A report is made after each epoch of the metric's phase. The fit ends in the usual way: the other plugins see every
+    A report is made after each epoch of the metric's phase. Validations within a training epoch make one report at its
+    end, with the last value, unless ``steps="updates"``. The fit ends in the usual way: the other plugins see every
     event to the last ``fit_end``. Then ``fit`` raises ``optuna.TrialPruned``, and ``study.optimize`` counts the trial
     as pruned.
 
@@ -78,23 +79,47 @@ class OptunaPruning(Shown):
         self._phase = phase
         self._reported = -1
         """The step that was reported last."""
+        self._due = False
+        """Whether the metric was measured within the training epoch that is open."""
+        self._within = False
+        """Whether the last report is of such a value; the same epoch may then be validated once more."""
 
     def reads(self) -> tuple[str, ...]:
         """The metric."""
         return (f"metrics.{self.monitor}", "progress")
 
     @hookimpl
-    def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Report the metric, and ask for the end if the trial is to be pruned."""
-        if phase.name != self._phase or learner.current is None or not learner.current.can_save:
+    def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Report the metric; one that was measured within a training epoch at that epoch's end, if epochs count."""
+        if learner.current is None or not learner.current.can_save:
             return  # such as in an epoch that a hook runs
+        by_epochs = self.steps == "epochs"
+        if phase.name == self._phase and not (by_epochs and epoch.depth):
+            self._report_new(learner)
+        elif phase.name == self._phase:
+            self._due = True
+        elif phase.training and self._due:
+            self._report(learner, learner.progress.epochs)
+            self._within = True
+
+    def _report_new(self, learner: Learner) -> None:
+        """Report the metric, whose step must be new.
+
+        Raises:
+            PluginError: It is not.
+        """
         step = learner.progress.epochs if self.steps == "epochs" else learner.progress.updates
-        if step <= self._reported:
+        if step > self._reported:
+            self._report(learner, step)
+        elif not self._within:
             raise PluginError(
-                f"plugin {self.name!r}: phase {phase.name!r} has ended twice at {step} {self.steps}, and Optuna takes "
+                f"plugin {self.name!r}: phase {self._phase!r} has ended twice at {step} {self.steps}, and Optuna takes "
                 f"one value a step: validate less often, or give OptunaPruning(steps='updates')"
             )
-        self._reported = step
+
+    def _report(self, learner: Learner, step: int) -> None:
+        """Report the metric, and ask for the end if the trial is to be pruned."""
+        self._reported, self._due, self._within = step, False, False
         if self.trial is not None and learner.world.rank == 0:
             self.trial.report(learner.metrics[self.monitor], step)
             if self.trial.should_prune():
@@ -108,7 +133,12 @@ class OptunaPruning(Shown):
 
     def state_dict(self) -> dict[str, Any]:
         """The study and trial, and the step that was reported last."""
-        return {"study": self._study, "trial": self._number, "reported": self._reported}
+        return {
+            "study": self._study,
+            "trial": self._number,
+            "reported": self._reported,
+            "within": [self._due, self._within],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume the trial."""
@@ -119,7 +149,9 @@ class OptunaPruning(Shown):
                 f"{mine[1]} of {mine[0]!r}, a new one: give each trial its own directory, such as "
                 f"Checkpoint(f'runs/trial-{{trial.number}}')"
             )
-        self._reported = state["reported"] if saved == mine or self.trial is None else -1
+        same = saved == mine or self.trial is None
+        self._reported = state["reported"] if same else -1
+        self._due, self._within = state.get("within", (False, False)) if same else (False, False)
 
     def reshard(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
         """The state for another number of processes: from rank 0, which has the trial."""

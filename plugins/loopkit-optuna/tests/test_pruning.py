@@ -5,7 +5,7 @@ import warnings
 import optuna
 import pytest
 import torch
-from loopkit_testing import EventLog, plugin_contract, tiny_problem
+from loopkit_testing import EventLog, check_plugin, plugin_contract, tiny_problem
 from torch import nn
 
 from loopkit import Learner, every, hookimpl
@@ -141,11 +141,23 @@ def test_a_study_goes_on_after_a_trial_that_failed(tmp_path):
     assert list(study.trials[2].intermediate_values) == [1, 2, 3, 4]
 
 
-def test_two_validations_in_an_epoch_need_updates_as_steps():
+@pytest.mark.parametrize("updates", [1, 2, 3, 4])
+def test_validations_in_an_epoch_are_one_report_of_it(updates):
+    problem, trial = tiny_problem(), a_study().ask()
+    learner = problem.learner(plugins=[OptunaPruning(trial)])
+    history = learner.fit(problem.train, problem.val, epochs=2, validate=every(updates=updates)).history
+    measured = [row["val/loss"] for row in history if row["phase"] == "val"]
+    reported = trial.study.trials[0].intermediate_values
+    assert list(reported) == [1, 2]
+    assert list(reported.values()) == [measured[4 // updates - 1], measured[8 // updates - 1]]
+
+
+def test_pruning_by_epochs_keeps_the_contract():
+    check_plugin(lambda: (OptunaPruning(a_study().ask()), Metrics()), checks=["validated_within"])
+
+
+def test_updates_are_steps_of_validations_in_an_epoch():
     problem = tiny_problem()
-    learner = problem.learner(plugins=[OptunaPruning(a_study().ask())])
-    with pytest.raises(PluginError, match=r"ended twice at 0 epochs.*steps='updates'"):
-        learner.fit(problem.train, problem.val, epochs=2, validate=every(updates=1))
     trial = a_study().ask()
     learner = tiny_problem().learner(plugins=[OptunaPruning(trial, steps="updates")])
     learner.fit(problem.train, problem.val, epochs=2, validate=every(updates=2))
