@@ -1,9 +1,10 @@
 """Epochs without training against raw loops that do the same, on the models of ``whole_step.py``.
 
-    python benchmarks/evaluation.py [--rounds 20] [--runs 3] [--only MODEL] [--json FILE]
+    python benchmarks/evaluation.py [--rounds 20] [--runs 3] [--only MODEL] [--compiled] [--json FILE]
 
 The validation epoch and ``evaluate`` take the mean loss and the accuracy; ``predict`` collects the outputs on the CPU.
 The raw loops do so, too, and put the mode back. Both run in one process, in turn, on one thread, by the processor.
+``--compiled`` compares `WholeStep("always")` with a learner without it instead, in the steady state.
 """
 
 from __future__ import annotations
@@ -82,16 +83,47 @@ def measured(name: str, rounds: int, runs: int) -> dict[str, Any]:
     return figures
 
 
+def compiled(name: str, rounds: int, runs: int) -> dict[str, Any]:
+    """The ratios of compiled epochs to eager ones."""
+    from loopkit_whole_step import WholeStep
+
+    make, batch, loss_fn, accuracy, _ = MODELS[name]
+    torch.manual_seed(0)
+    batches, model = [batch() for _ in range(10)] * (BATCHES // 10), make()
+    metrics = [Accuracy(axis=1)] if accuracy else []
+    eager, whole = (
+        Learner(model, loss_fn, plugins=[Metrics(*metrics), *more], standard=False)
+        for more in ([], [WholeStep("always", show=False)])
+    )
+    figures: dict[str, Any] = {}
+    for what in ("evaluate", "predict"):
+        sides = {side: getattr(learner, what) for side, learner in {"whole": whole, "eager": eager}.items()}
+        taken = {side: (lambda call=call: call(batches)) for side, call in sides.items()}
+        found = [interleaved(taken, rounds, time.thread_time) for _ in range(runs)]
+        ratios = [ratio_of_medians({"ours": each["whole"], "theirs": each["eager"]}) for each in found]
+        least = [min(each["eager"]) / BATCHES * 1e6 for each in found]
+        figures[what] = {"ratio": statistics.median(ratios), "runs": ratios, "us": least}
+        print(f"{name:22} {what:10} {figures[what]['ratio']:.3f} of {min(least):.0f} us", flush=True)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=MODELS, action="append")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    names = arguments.only or list(MODELS)
+    if arguments.compiled:
+        figures = {name: compiled(name, arguments.rounds, arguments.runs) for name in names}
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"about": machine(), "figures": figures}, indent=1) + "\n")
+        return
     print(f"{'':22} validation      evaluate        predict: the ratio, and us a batch by hand")
-    figures = {name: measured(name, arguments.rounds, arguments.runs) for name in arguments.only or MODELS}
+    figures = {name: measured(name, arguments.rounds, arguments.runs) for name in names}
     for what in ("validation", "evaluate", "predict"):
         ratios = [figure[what]["ratio"] for figure in figures.values()]
         print(f"{what:22} median {statistics.median(ratios):.3f}, at most {max(ratios):.3f} (aim {BOUND})")

@@ -69,7 +69,8 @@ class Cells:
                 raise Refused(f"{name} is compiled by itself already")
             dicts += [(name, vars(module)), (name, module._parameters), (name, module._buffers)]
         parts = [*owners.items(), *((name, module) for module, name in modules.items())]
-        parts += [(optimizer_named(learner, name), optimizer) for name, optimizer in learner.optimizers.items()]
+        if phase.training:
+            parts += [(optimizer_named(learner, name), optimizer) for name, optimizer in learner.optimizers.items()]
         slots: dict[int, list[Slot]] = defaultdict(list)
         scalars: dict[tuple[int, Any], tuple[Slot, str]] = {}
         for name, values in dicts:
@@ -83,10 +84,11 @@ class Cells:
                 elif callable(value):
                     parts.append((f"{key} of {name}", value))
         taken: set[int] = set()
-        for of, optimizer in learner.optimizers.items():
+        trained = learner.optimizers if phase.training else {}
+        for of, optimizer in trained.items():
             _check_form(optimizer_named(learner, of), optimizer)
             for number, group in enumerate(optimizer.param_groups):
-                name = f"parameter group {number}" + ("" if len(learner.optimizers) == 1 else f" of {of!r}")
+                name = f"parameter group {number}" + ("" if len(trained) == 1 else f" of {of!r}")
                 parts.append((name, group))
                 for key in group:
                     if key not in INPUTS:
@@ -110,7 +112,7 @@ class Cells:
         found = list(scalars.values())
         hooks = [each for module in modules for each in private.hooks_of(module)]
         names = [name for _, name in found]
-        optimizers = list(learner.optimizers.values())
+        optimizers = list(trained.values())
         cells = cls(
             list(slots.values()),
             [slot for slot, _ in found],

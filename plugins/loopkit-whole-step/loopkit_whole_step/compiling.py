@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from loopkit import Learner
+    from loopkit import Epoch, Learner
     from loopkit_whole_step.record import Recording
     from loopkit_whole_step.shapes import Shape
     from loopkit_whole_step.whole_step import WholeStep
@@ -62,7 +62,7 @@ class Compiling:
             with suppress(NotHandedOver, OSError):
                 self.worker.begin()
 
-    def start(self, shape: Shape, made: Recording, learner: Learner) -> bool:
+    def start(self, shape: Shape, made: Recording, learner: Learner, epoch: Epoch) -> bool:
         """Compile a recording, or let it be compiled beside the training; returns whether it has its graph.
 
         Raises:
@@ -82,7 +82,10 @@ class Compiling:
             self.wait_for(shape, made)
             return True
         if shape.mode == "counted":
-            shape.mode, shape.takes = "building", shape.count + self._steps_beside(shape, learner, made)
+            shape.mode, shape.takes = (
+                "building",
+                shape.count + self._steps_beside(shape, steps_left(learner, epoch), made),
+            )
         return False
 
     def _here(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -92,12 +95,12 @@ class Compiling:
             return backend(graph, inputs)
         return graph if backend == "none" else private.inductor(graph, inputs)
 
-    def _steps_beside(self, shape: Shape, learner: Learner, made: Recording) -> int:
+    def _steps_beside(self, shape: Shape, left: float, made: Recording) -> int:
         """After how many more steps a graph takes over, which no clock decides."""
         options = self._options
         if options.eager_steps is not None or options.when == "always" or not options.wait or shape.known:
             return options.eager_steps or 0
-        by_size, left = estimate.steps_beside(made.traced[0].graph), steps_left(learner)
+        by_size = estimate.steps_beside(made.traced[0].graph)
         return by_size if left == math.inf else min(by_size, int(left) // SHARE)
 
     def is_due(self, shape: Shape) -> bool:
@@ -133,33 +136,32 @@ class Compiling:
 
     # Whether it is repaid
 
-    def worth(self, shape: Shape, learner: Learner, seen: int, nodes: int) -> str:
+    def worth(self, shape: Shape, learner: Learner, left: float, nodes: int) -> str:
         """The reason why compiling would not be repaid; empty if it may be, or if that was decided before a resume.
 
         Args:
             shape: The shape.
             learner: The learner.
-            seen: Steps of all shapes so far.
+            left: The steps that it is taken to come yet.
             nodes: Operations of the recorded graph; 0 before it is recorded.
         """
         if shape.mode != "counted" or not shape.eager or self._options.when == "always":
             return ""
-        left, eager = steps_left(learner), min(shape.eager)
-        mine = left * shape.count / max(seen, 1)
-        parameters = sum(len(group["params"]) for each in learner.optimizers.values() for group in each.param_groups)
+        eager = min(shape.eager)
+        parameters = sum(len(list(model.parameters())) for model in learner.models.values())
         nodes = nodes or (estimate.nodes_of(parameters) if self.is_beside else 0)
         if not self.is_beside:
             seconds = SECONDS + SECONDS_A_NODE * nodes
-            repaid = mine * eager * SAVES >= seconds
+            repaid = left * eager * SAVES >= seconds
         else:
             is_known = worker.is_known(looks(shape, learner), self.began)
             seconds = estimate.record_seconds(nodes) + (0.0 if is_known else estimate.build_seconds(nodes))
-            after = self._seconds_with(mine * eager, estimate.part_left(parameters, eager), nodes, is_known)
-            repaid = after + COMPARED * eager < LEAST * mine * eager
+            after = self._seconds_with(left * eager, estimate.part_left(parameters, eager), nodes, is_known)
+            repaid = after + COMPARED * eager < LEAST * left * eager
         if repaid:
             return ""
         shape.left = left
-        return f"{mine:.0f} steps are too few to repay {seconds:.0f} s of compiling"
+        return f"{left:.0f} steps are too few to repay {seconds:.0f} s of compiling"
 
     def _seconds_with(self, eager: float, part_left: float, nodes: int, is_known: bool) -> float:
         """The seconds that a fit is taken to last if its step is compiled.
@@ -183,10 +185,16 @@ class Compiling:
         return self._options.when != "always" and steps * seconds * saves < least
 
 
-def steps_left(learner: Learner) -> float:
-    """Steps that the fit still plans."""
-    planned = learner.result.planned.steps if learner.current is not None and learner.result is not None else None
-    return math.inf if planned is None else max(planned - learner.progress.steps, 0)
+def steps_left(learner: Learner, epoch: Epoch) -> float:
+    """Steps of an epoch's phase that the fit still plans, or the epoch by itself if it does not train in one."""
+    in_fit = learner.current is not None and learner.result is not None
+    planned = learner.result.planned.steps if in_fit and learner.result is not None else None
+    done = learner.progress.steps
+    left = math.inf if planned is None else max(planned - done, 0)
+    if epoch.trains:
+        return left
+    here = max((epoch.length or 0) - epoch.steps, 0)
+    return here + (epoch.length or 0) * left / max(done, 1) if in_fit else here
 
 
 def looks(shape: Shape, learner: Learner) -> str:

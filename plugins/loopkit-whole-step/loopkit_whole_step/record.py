@@ -222,6 +222,11 @@ class Recording:
         assert learner is not None
         return learner
 
+    @property
+    def _names(self) -> list[str]:
+        """The names of the optimizers that the phase trains with."""
+        return list(self.learner.optimizers) if self.phase.training else []
+
     # What the graph takes
 
     def metrics(self, epoch: Epoch) -> dict[str, list[Metric]]:
@@ -412,11 +417,12 @@ class Recording:
             step, last = self._sealed_step(tree_unflatten(leaves, self.batch[1]), votes, ends.updated)
             counts = copy.deepcopy(cells.counts())
             phase_step: Callable[..., Any] = self.phase.step
-            if phase_step(self.sealed, step) is not None:
-                raise Refused("it returns something")
-            if not step.complete:
-                raise Refused("it does not call step.backward and step.update once each")
-            self._end(step, last)
+            with torch.set_grad_enabled(self.phase.training):
+                if phase_step(self.sealed, step) is not None:
+                    raise Refused("it returns something")
+                if not step.complete:
+                    raise Refused("it does not call step.backward and step.update once each")
+                self._end(step, last)
             if (now_counts := cells.counts()) != counts:
                 pairs = zip(counts, now_counts, strict=False)
                 key = next((one[0] for one, other in pairs if one != other), "a part")
@@ -429,7 +435,7 @@ class Recording:
                     if new is not old:
                         old.copy_(new)
                 self._write_rebound(tensors)
-            for name, params in zip(self.learner.optimizers, cells.params(), strict=True):
+            for name, params in zip(self._names, cells.params(), strict=True):
                 ends.grads.setdefault(name, [p.grad for p in params])
         changed[:] = self._write_metrics(held, loaded)
         if votes:
@@ -458,7 +464,7 @@ class Recording:
         ends = {hook.plugin: caller(hook) for hook in self.hooks.ends}
         calls = {event: [caller(hook) for hook in hooks] for event, hooks in self.hooks.calls.items()}
         pairs = zip(self.cells.optimizers, self.cells.params(), strict=True)
-        optimizers = dict(zip(self.learner.optimizers, pairs, strict=True))
+        optimizers = dict(zip(self._names, pairs, strict=True))
         return SealedStep(epoch, batch, self.samples, calls, optimizers, self.window, updated), ends
 
     @staticmethod
@@ -534,6 +540,10 @@ class Recording:
             for name, places in self.values.items()
         }
         values[REPLAYED] = self._ends
+        if not self.phase.training:
+            self._give(outputs, leaves, "")
+            vars(step).update(values)
+            return
         grads = {name: [None if at is None else outputs[at] for at in each] for name, each in self.grads.items()}
 
         self._give(outputs, leaves, "")

@@ -117,6 +117,8 @@ class SealedStep:
         self, loss: Tensor, name: str | None = None, *, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
         """Record a backward."""
+        if not self._optimizers:
+            raise Refused("it calls backward without training")
         if self.had_backward or retain_graph or create_graph:
             raise Refused("it has several backwards")
         if name is not None and [name] != list(self._optimizers):
@@ -166,8 +168,8 @@ class SealedStep:
 
     @property
     def complete(self) -> bool:
-        """Whether the phase has called both."""
-        return bool(self.had_backward and not self._left)
+        """Whether the phase has called both, if it trains."""
+        return not self._optimizers or bool(self.had_backward and not self._left)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from loopkit_whole_step.record import Recording
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 
 MISSES = 5
 """So many steps in a row that come out a little different are too many."""
+
+
+class NoWindow(NamedTuple):
+    """The window of a phase that does not train."""
+
+    steps: int = 0
+    size: int = 1
+    due: bool = False
+    seed: float = 1.0
+
+
+UNTRAINED = (NoWindow(),)
 
 
 def nothing() -> None:

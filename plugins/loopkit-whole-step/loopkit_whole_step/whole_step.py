@@ -23,7 +23,7 @@ from loopkit_whole_step.cells import SCALARS, Cells
 from loopkit_whole_step.compiling import Compiling, steps_left
 from loopkit_whole_step.record import REPLAYED, Backend, Hook, Hooks, Recording, Unliftable
 from loopkit_whole_step.sealed import Refused
-from loopkit_whole_step.shapes import Shape, nothing
+from loopkit_whole_step.shapes import UNTRAINED, Shape, nothing
 from loopkit_whole_step.verify import Comparison
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class WholeStep(Shown):
     Raises:
         PluginError: An option is none of these.
 
+    Validation and prediction are compiled in the same way.
+
     What it does not promise: the bits of eager steps. A run that resumes from a checkpoint is bitwise the one that was
     not interrupted, once it is decided which steps are compiled: the decision is saved. Not compiled are: most
     recurrent modules, ``.item()`` and choices that depend on data, several backwards, closures, modules with hooks,
@@ -141,7 +143,7 @@ class WholeStep(Shown):
     def take_step(self, learner: Learner, phase: Phase, step: Step, default: Callable[[], None]) -> None:
         """Replay the step, or run it."""
         epoch = step.frame.epoch
-        if not phase.training or epoch is self._rests() or phase.own_updates or not step.samples:
+        if epoch is self._rests() or phase.own_updates or not step.samples:
             default()
             return
         batch = step.batch
@@ -151,7 +153,7 @@ class WholeStep(Shown):
                 leaves = tree_flatten(batch)[0]
         else:
             leaves = [batch] if batch.__class__ is Tensor else tree_flatten(batch)[0]
-        (window, *others) = step.window_state
+        (window, *others) = step.window_state if phase.training else UNTRAINED
         key = (
             phase,
             window.steps > 0,
@@ -234,7 +236,7 @@ class WholeStep(Shown):
             if self._looked() is not epoch:
                 self._looked = ref(epoch)
                 self._decide_anew(learner, phase, epoch)
-                self._rests = ref(epoch) if self._may_rest(shape, learner, phase) else nothing
+                self._rests = ref(epoch) if self._may_rest(shape, learner, epoch) else nothing
         if shape.mode == "eager":
             default()
             return
@@ -302,7 +304,7 @@ class WholeStep(Shown):
     def _decide_anew(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Count the eager shapes whose reason is gone, such as a plugin, as new ones: an epoch begins."""
         reason = self._hindrance(learner, phase, epoch)
-        left = steps_left(learner)
+        left = steps_left(learner, epoch)
         for shape in self.shapes.values():
             if shape.mode == "eager" and shape.name.startswith(f"{phase.name} "):
                 more = shape.left is not None and (self.when == "always" or left > shape.left)
@@ -315,18 +317,24 @@ class WholeStep(Shown):
         try:
             if learner.world.size > 1:
                 raise Refused("several processes train together")
+            if phase.grad_mode != "no_grad" and not phase.training:
+                raise Refused(f"its grad_mode is {phase.grad_mode!r}")
             Cells.of(learner, phase, self._recorded(learner, phase, epoch).owners)
         except Refused as refused:
             return str(refused)
         return ""
 
-    def _may_rest(self, shape: Shape, learner: Learner, phase: Phase) -> bool:
+    def _may_rest(self, shape: Shape, learner: Learner, epoch: Epoch) -> bool:
         """Whether no step of this epoch will be compiled, judged by an eager shape."""
-        mine = [each for each in self.shapes.values() if each.name.startswith(f"{phase.name} ")]
+        mine = self._of(epoch.phase)
         if any(each.mode in ("building", "compared", "timed", "graph") for each in mine):
             return False
         slowest = max((min(each.eager) for each in mine if each.eager), default=math.inf)
-        return shape.everywhere or self._compiling.too_few(steps_left(learner), slowest)
+        return shape.everywhere or self._compiling.too_few(steps_left(learner, epoch), slowest)
+
+    def _of(self, phase: Phase) -> list[Shape]:
+        """The shapes of a phase."""
+        return [each for each in self.shapes.values() if each.name.startswith(f"{phase.name} ")]
 
     def _decide(self, shape: Shape) -> None:
         """Eager and graph have been timed."""
@@ -371,21 +379,22 @@ class WholeStep(Shown):
         try:
             while True:
                 hooks = self._recorded(learner, phase, epoch)
-                if reason := self._worth(shape, learner, 0):
+                if reason := self._worth(shape, learner, epoch, 0):
                     raise Refused(reason)
                 cells = Cells.of(learner, phase, hooks.owners)
                 batch = tree_flatten(step.batch)
                 self._compiling.expect(shape, learner)
-                made = Recording(learner, phase, hooks, cells, batch, step.samples, step.window_state)
+                windows = step.window_state if phase.training else UNTRAINED
+                made = Recording(learner, phase, hooks, cells, batch, step.samples, windows)
                 try:
-                    made.record(epoch, lambda nodes: self._worth(shape, learner, nodes))
+                    made.record(epoch, lambda nodes: self._worth(shape, learner, epoch, nodes))
                     break
                 except Unliftable as hook:
                     if hook.plugin in self._after:
                         raise
                     self._after.add(hook.plugin)
                     self._hooks = None
-            has_graph = self._compiling.start(shape, made, learner)
+            has_graph = self._compiling.start(shape, made, learner, epoch)
         except Refused as refused:
             self._refuse(shape, str(refused))
             self._compiling.rest(self.shapes.values())
@@ -412,8 +421,9 @@ class WholeStep(Shown):
 
     # Compiling
 
-    def _worth(self, shape: Shape, learner: Learner, nodes: int) -> str:
-        return self._compiling.worth(shape, learner, sum(each.count for each in self.shapes.values()), nodes)
+    def _worth(self, shape: Shape, learner: Learner, epoch: Epoch, nodes: int) -> str:
+        seen = sum(each.count for each in self._of(epoch.phase))
+        return self._compiling.worth(shape, learner, steps_left(learner, epoch) * shape.count / max(seen, 1), nodes)
 
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
@@ -540,7 +550,7 @@ class WholeStep(Shown):
 
     def explain(self, phase: Phase, hook: str) -> str:
         """The decisions, for ``learner.explain()``."""
-        if hook != "take_step" or not phase.training:
+        if hook != "take_step":
             return ""
         if phase.own_updates:
             return OWN
@@ -601,7 +611,8 @@ def _sorted(learner: Learner, phase: Phase, order: Any, after: set[str]) -> tupl
     calls: dict[type[Event], list[Hook]] = {}
     ends: list[Hook] = []
     reasons = [
-        f"plugin {placed.entry.plugin!r} takes the optimizer's step" for placed in order.get("optimizer_step", ())
+        f"plugin {placed.entry.plugin!r} takes the optimizer's step"
+        for placed in (order.get("optimizer_step", ()) if phase.training else ())
     ]
     for placed in order.get("update_end", ()) if len(learner.optimizers) > 1 else ():
         if read := (*placed.entry.reads, *placed.entry.updates):

@@ -204,7 +204,7 @@ def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
 # Libraries that are kept
 
 
-def cache_folder() -> Path | None:
+def cache_folder(make: bool = True) -> Path | None:
     """The folder of libraries, beside what inductor keeps; None if it is not this user's own, or cannot be written."""
     if os.name != "posix":
         return None
@@ -212,7 +212,8 @@ def cache_folder() -> Path | None:
         given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         root = Path(given) if given else Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
         folder = root / "loopkit_whole_step"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()
         if about.st_uid != os.getuid() or about.st_mode & 0o022 or not os.access(folder, os.W_OK):
             return None
@@ -223,7 +224,7 @@ def cache_folder() -> Path | None:
 
 def is_known(name: str, before: float) -> bool:
     """Whether a library was kept, before a time, for a step of this name, which is known before it is recorded."""
-    root = cache_folder()
+    root = cache_folder(make=False)
     if root is None:
         return False
     try:
@@ -242,7 +243,7 @@ def remember(name: str) -> None:
 
 def kept(digest: str) -> Callable[..., Any] | None:
     """A library that is kept, loaded; None if there is none, or a damaged one, which is removed."""
-    root = cache_folder()
+    root = cache_folder(make=False)
     if root is None or not (folder := root / digest).is_dir():
         return None
     try:

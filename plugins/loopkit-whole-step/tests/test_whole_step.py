@@ -17,7 +17,7 @@ import torch
 from helpers import on
 from torch import nn
 
-from loopkit import CancelStep, Learner, TrainingPhase, checkpoint, hookimpl
+from loopkit import CancelStep, Learner, TrainingPhase, ValidationPhase, checkpoint, hookimpl
 from loopkit.errors import NonFiniteError, PluginError, StateError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.metrics import F1, Accuracy
@@ -1547,3 +1547,90 @@ def test_hookimpl_without_traced_is_the_default():
             pass
 
     assert Plain.step_end.loopkit_options.traced is None
+
+
+# Steps that do not train
+
+
+def evaluated(model=normed, phase=None, **options):
+    step = whole(**options)
+    learners = [make(Metrics(Accuracy()), *more, model=model, phase=phase) for more in ([], [step])]
+    for learner in learners:
+        learner.fit(batches(3), epochs=1)
+    return (*learners, step)
+
+
+def of_phase(step, name):
+    return [(shape.mode, shape.reason) for shape in step.shapes.values() if shape.name.startswith(f"{name} ")]
+
+
+def test_evaluation_is_a_graph_of_the_same_metrics():
+    eager, learner, step = evaluated()
+    assert learner.evaluate(batches(9, seed=2)) == eager.evaluate(batches(9, seed=2))
+    assert of_phase(step, "val") == [("graph", "")]
+
+
+def test_prediction_is_a_graph_of_the_same_outputs():
+    eager, learner, step = evaluated()
+    assert torch.equal(learner.predict(batches(9, seed=2)), eager.predict(batches(9, seed=2)))
+    assert of_phase(step, "predict") == [("graph", "")]
+    assert "a graph" in str(learner.explain("predict"))
+
+
+def test_validation_in_a_fit_changes_neither_training_nor_what_it_measures():
+    learners = [make(Metrics(Accuracy()), *more, model=normed) for more in ([], [whole()])]
+    for learner in learners:
+        torch.manual_seed(1)
+        learner.fit(batches(), batches(6, seed=2), epochs=3)
+    eager, learner = learners
+    assert set(modes(learner.plugins["whole_step"])) == {"graph"}
+    assert len(modes(learner.plugins["whole_step"])) == 2
+    assert apart(eager, learner) < 1e-6  # of numbers below 2, after 36 updates in float32
+    assert learner.metrics == pytest.approx(eager.metrics, rel=1e-5)
+
+
+def test_graph_of_a_validation_takes_the_weights_that_stand_there():
+    learners = [make(Metrics(), WeightAverage(decay=0.5), *more) for more in ([], [whole()])]
+    for learner in learners:
+        learner.fit(batches(), batches(6, seed=2), epochs=3)
+    eager, learner = learners
+    assert ("graph", "") in of_phase(learner.plugins["whole_step"], "val")
+    assert learner.metrics["val/loss"] == pytest.approx(eager.metrics["val/loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["grad", "inference_mode"])
+def test_phase_in_another_grad_mode_stays_eager(mode):
+    class Own(ValidationPhase):
+        grad_mode = mode
+
+    eager, learner, step = evaluated(phase=Own)
+    assert learner.evaluate(batches(6)) == eager.evaluate(batches(6))
+    assert of_phase(step, "val") == [("eager", f"its grad_mode is {mode!r}")]
+
+
+def test_evaluation_by_itself_has_the_steps_of_its_epoch_left():
+    _, learner, step = evaluated(when="auto", backend="inductor")
+    learner.evaluate(batches(9))
+    ((mode, reason),) = of_phase(step, "val")
+    assert mode == "eager"
+    assert reason.startswith("5 steps are too few to repay")
+
+
+def test_validations_of_a_fit_are_counted_by_the_steps_that_it_plans():
+    step = whole("auto", backend="inductor")
+    make(step).fit(batches(10), batches(6), epochs=4)
+    ((mode, reason),) = of_phase(step, "val")
+    assert mode == "eager"
+    assert reason.startswith("20 steps are too few to repay")  # 2 of this one, and 6 in each of three more
+
+
+def test_step_that_calls_backward_without_training_stays_eager():
+    class Own(ValidationPhase):
+        def step(self, learner, step):
+            super().step(learner, step)
+            step.backward(step.loss)
+
+    _, learner, step = evaluated(phase=Own)
+    with pytest.raises(Exception, match="backward"):
+        learner.evaluate(batches(6))
+    assert "graph" not in [mode for mode, _ in of_phase(step, "val")]
