@@ -544,7 +544,8 @@ class Learner:
         Where several processes share the data, each gets the outputs of all, in the order of the data, on the CPU.
 
         Args:
-            data: Batches, as for `fit`; or one batch of inputs, a tensor.
+            data: Batches, as for `fit`; or one batch of inputs, a tensor. Or a mapping of names to such data: then the
+                outputs are a mapping, too.
             phase: The phase that predicts; the standard one by default.
             device: Where the outputs go, each batch as soon as it is made; None: they stay where the model made them.
             everywhere: False: where several processes share the data, only rank 0 gets the outputs, the others None.
@@ -552,13 +553,19 @@ class Learner:
         place = None if device is None else torch.device(device)
         return predict(self._core, self.phases.of("predict", phase), data, place, everywhere)
 
-    def predict_batches(self, data: Any, phase: str | Phase | None = None) -> Iterator[Any]:
+    def predict_batches(self, data: Any, phase: str | Phase | None = None, *, indices: bool = False) -> Iterator[Any]:
         """The outputs batch by batch, each computed when it is asked for.
 
         Between batches the modules are in the mode in which the caller left them; the epoch ends, with its events,
         when the iterator is exhausted or closed.
+
+        Args:
+            data: As for `fit`.
+            phase: The phase that predicts; the standard one by default.
+            indices: Yield ``(indices, outputs)``, with the numbers of the batch's samples in the data, as `Step` has
+                them; of data that do not know them it raises.
         """
-        return predict_batches(self._core, Source(self._core.registry, self.phases.of("predict", phase), data))
+        return predict_batches(self._core, self.phases.of("predict", phase), data, indices)
 
     def epoch(self, phase: str | Phase, length: int | None = None, data: Any = None) -> Epoch:
         """One epoch whose loop is yours: ``with learner.epoch("train") as epoch: ... epoch.step(batch)``.

@@ -8,7 +8,7 @@ from loopkit import every
 from loopkit.every import Every
 
 
-@pytest.mark.parametrize("given", [{"epochs": 2}, {"updates": 100, "first": True}, {"minutes": 0.5}])
+@pytest.mark.parametrize("given", [{"epochs": 2}, {"epochs": 0.25}, {"updates": 100, "first": True}, {"minutes": 0.5}])
 def test_every_is_equal_to_what_its_options_make(given):
     assert every(**given).options() == given
     assert Every(**every(**given).options()) == every(**given)
@@ -30,7 +30,13 @@ def test_every_counts_minutes_in_seconds():
         ({}, r"every\(\): give exactly one of epochs, updates and minutes"),
         ({"first": True}, "give exactly one"),
         ({"epochs": 1, "minutes": 2}, r"every\(epochs=1, minutes=2\): give exactly one"),
-        ({"epochs": 0}, r"every\(epochs=0\): epochs are counted from 1"),
+        (
+            {"epochs": 0},
+            r"every\(epochs=0\): epochs are counted from 1, as in .*, or a part of one, as in every\(epochs=0.25",
+        ),
+        ({"epochs": 0.0}, "epochs are counted from 1"),
+        ({"epochs": 1.5}, "epochs are counted from 1"),
+        ({"epochs": math.nan}, "epochs are counted from 1"),
         ({"updates": 2.5}, r"every\(updates=2.5\): updates are counted from 1"),
         ({"updates": True}, "counted from 1"),
         ({"minutes": 0}, r"every\(minutes=0\): give a number above 0"),

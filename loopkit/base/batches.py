@@ -33,8 +33,8 @@ def count_samples(batch: Any) -> int:
     Graphs are counted by ``num_graphs``, packed sequences by their first step, and images of several sizes in a tuple
     or list one by one.
     """
-    if type(batch) in (tuple, list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim:
-        return batch[0].shape[0]
+    if type(batch) in (tuple, list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim and len(batch[0]):
+        return len(batch[0])
     found = _leading(batch)
     return 1 if found is None else found
 

@@ -33,6 +33,8 @@ class Timing:
         self._seconds = min(each.seconds for each in self._intervals)
         self.next_updates = math.inf
         """The number of updates at which the next save is due."""
+        self.next_step = math.inf
+        """The step of the open epoch after which a part of it is over, and the next save due."""
         self.next_time = math.inf
         """The time at which the next save is due."""
         self.saved_at: Moment | None = None
@@ -54,7 +56,31 @@ class Timing:
         """Plan the next save, after one was made."""
         done = learner.progress.updates
         self.next_updates = min(((done // count + 1) * count for count in self._update_counts), default=math.inf)
+        self.plan_part(learner)
         self.next_time = time.monotonic() + self._seconds
+
+    def plan_part(self, learner: Learner) -> None:
+        """Plan the next save after a part of the open training epoch.
+
+        Raises:
+            PluginError: The epoch has no known length.
+        """
+        self.next_step = math.inf
+        parts = [each for each in self._intervals if each.in_parts]
+        running = [] if learner.current is None else learner.current.open_epochs
+        epoch = next((each for each in running if each.trains), None)
+        if not parts or epoch is None:
+            return
+        if epoch.length is None:
+            raise PluginError(
+                f"Checkpoint: save is {parts[0]!r}, and the training data have no len(): give every(updates=100)"
+            )
+        steps = [each.next_part(learner.progress.epochs, epoch.steps, epoch.length) for each in parts]
+        self.next_step = min((each for each in steps if each < epoch.length), default=math.inf)
+
+    def is_due(self, learner: Learner, steps: int) -> bool:
+        """Whether a save is due after so many updates of the run and steps of its training epoch."""
+        return learner.progress.updates >= self.next_updates or steps >= self.next_step
 
     def has_moved(self, learner: Learner) -> bool:
         """Whether the run has trained since the last save."""
@@ -66,8 +92,7 @@ class Timing:
 
     def is_epoch_due(self, learner: Learner) -> bool:
         """Whether a save is due at the end of an epoch."""
-        counts = [each.epochs for each in self._intervals if each.epochs is not None]
-        return any(learner.progress.epochs % count == 0 for count in counts) and self.has_moved(learner)
+        return any(each.is_end(learner.progress.epochs) for each in self._intervals) and self.has_moved(learner)
 
     def is_behind(self, learner: Learner) -> bool:
         """Whether a save has been due for a whole interval."""

@@ -57,8 +57,8 @@ class Checkpoint(Shown):
 
     Args:
         directory: Where the checkpoints of this fit are, and of no other. Links and a relative path are resolved now.
-        save: When to save, as ``every(epochs=1)``, ``every(updates=100)`` or ``every(minutes=10)``; a list of them
-            saves whenever one of them is due.
+        save: When to save, as ``every(epochs=1)``, ``every(epochs=0.25)``, ``every(updates=100)`` or
+            ``every(minutes=10)``; a list of them saves whenever one of them is due.
         keep: How many of the newest to keep; never fewer than two are. One that was saved at the end of an epoch, or of
             the fit, takes the place of one at the same step and update.
         best: The metric that decides which checkpoint is the best, such as ``"val/loss"``. A checkpoint is saved
@@ -210,6 +210,7 @@ class Checkpoint(Shown):
         fit = learner.current
         if fit is None or not fit.can_save:
             return
+        self._timing.plan_part(learner)
         if epoch.resumed:
             self._tried = self._tried or 1  # its loader is not where it was yet
         elif not self._tried and not savable.has_lazy(learner):
@@ -228,7 +229,7 @@ class Checkpoint(Shown):
             self._writer.check()
         if not can_save:
             return
-        due = learner.progress.updates >= timing.next_updates
+        due = timing.is_due(learner, epoch.steps)
         late = time.monotonic() >= timing.next_time
         if not due and not late:
             return

@@ -162,6 +162,10 @@ WINDOW: dict[str, Kind] = {
     "even": FLAG,
     "grads": ("a list of gradients", lambda v: type(v) is list and all(map(is_packed, v))),
 }
+COUNTED: Kind = (
+    "counts by name",
+    lambda v: isinstance(v, Mapping) and all(COUNT[1](each) for each in v.values()),
+)
 POSITION: dict[str, Kind] = {
     "start": (
         "counters",
@@ -175,7 +179,8 @@ POSITION: dict[str, Kind] = {
     "done": COUNT,
     "due": ("a list of phases", lambda v: type(v) is list and all(type(name) is str for name in v)),
     "mid_epoch": FLAG,
-    "validated": ("counts by name", lambda v: isinstance(v, Mapping) and all(COUNT[1](each) for each in v.values())),
+    "validated": COUNTED,
+    "parts": COUNTED,
     "clock": NUMBERS,
     "ended": TEXT,
     "limits": MAPPING,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from loopkit.engine.kept.libraries import is_library
 from loopkit.engine.kept.walk import has_attributes
 
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, classmethod, staticmethod, property)
-LIBRARIES = ("abc", "builtins", "collections", "dataclasses", "enum", "loopkit", "torch", "types", "typing")
-"""Packages whose classes hold options, and nothing that a run changes."""
 
 
 def class_values(value: Any) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def class_values(value: Any) -> dict[str, Any]:
     own = vars(value) if has_attributes(value) else {}
     found: dict[str, Any] = {}
     for base in type(value).__mro__:
-        if base.__module__.partition(".")[0] in LIBRARIES or base.__module__.startswith("loopkit_"):
+        if is_library(base.__module__):
             continue
         for name, each in vars(base).items():
             if not (name.startswith("__") or name in own or isinstance(each, CODE)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from loopkit.base.generators import is_generator
+from loopkit.engine.kept.libraries import is_library
 
 LONG = 1_000
 """Items of a global container up to which it is looked into."""
-
-LIBRARIES = frozenset({*sys.stdlib_module_names, "datasets", "loopkit", "numpy", "torch", "torchdata", "webdataset"})
-"""Packages whose classes hold no random generators of the user's."""
 
 
 def held(function: types.FunctionType, counts: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
@@ -68,7 +65,7 @@ def held_by_methods(kind: type, counts: Callable[[Any], bool]) -> Iterator[tuple
         counts: Whether an object counts.
     """
     for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in LIBRARIES:
+        if is_library(base.__module__):
             continue
         for method, function in vars(base).items():
             if isinstance(function, types.FunctionType):
@@ -79,7 +76,7 @@ def methods_of(value: Any) -> dict[str, types.FunctionType]:
     """Return the functions in the class of an object and in its bases, by name; none of a library's class."""
     found: dict[str, types.FunctionType] = {}
     for base in type(value).__mro__:
-        if base.__module__.partition(".")[0] in LIBRARIES or base.__module__.startswith("loopkit_"):
+        if is_library(base.__module__):
             continue
         for name, each in vars(base).items():
             function = each.__func__ if isinstance(each, (classmethod, staticmethod)) else each
@@ -95,8 +92,7 @@ def _unwrapped(function: types.FunctionType) -> types.FunctionType:
 
 
 def _is_of_library(function: types.FunctionType) -> bool:
-    home = str(function.__globals__.get("__name__"))
-    return home.partition(".")[0] in LIBRARIES or home.startswith("loopkit_")
+    return is_library(str(function.__globals__.get("__name__")))
 
 
 def _may_train(value: Any) -> bool:

@@ -32,7 +32,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from loopkit.base import generators
 from loopkit.base.batches import length_of
@@ -554,9 +554,20 @@ def indices_of(data: Any, step: int) -> Tensor | None:
     sampler = _sampler(data)
     size = None if sampler is None else _batch_size(data)
     if sampler is None or size is None:
-        return None
+        return _in_order(data, step) if sampler is None else None
     epoch, start, before = _resumed.get(sampler, (-1, -1, 0))
     return sampler.indices(step - (before if (epoch, start) == (sampler.epoch, sampler.start) else 0), size)
+
+
+def _in_order(data: Any, step: int) -> Tensor | None:
+    """Which samples a step holds of a ``DataLoader`` that takes them in their order; None for other data."""
+    if not isinstance(data, DataLoader):
+        return None
+    sampler = data.sampler if data.batch_sampler is None else getattr(data.batch_sampler, "sampler", None)
+    size = _batch_size(data)
+    if type(sampler) is not SequentialSampler or size is None:
+        return None
+    return torch.arange(step * size, min((step + 1) * size, len(sampler)))
 
 
 def _shares(data: Any) -> Shares | None:

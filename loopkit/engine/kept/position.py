@@ -30,6 +30,8 @@ class Position:
     """They come in the middle of a training epoch."""
     validated: dict[str, int] = field(default_factory=dict)
     """By phase: updates when its last validation began."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """By phase: for ``every(epochs=0.25)``, how many parts of epochs were over when its last validation began."""
     clock: dict[str, float] = field(default_factory=dict)
     """By phase: for how many seconds the fit had run when its last validation was over."""
     seconds: float = 0.0
@@ -64,9 +66,11 @@ class Position:
         self.due = phases
         self.mid_epoch = mid_epoch
 
-    def begin_validation(self, phase: str, updates: int) -> None:
-        """A validation begins, after these updates."""
+    def begin_validation(self, phase: str, updates: int, parts: int = 0) -> None:
+        """A validation begins, after these updates and parts of epochs."""
         self.validated[phase] = updates
+        if parts:
+            self.parts[phase] = parts
 
     def end_validation(self, phase: str, seconds: float) -> None:
         """A validation is over, after these seconds of the fit."""

@@ -12,6 +12,7 @@ from loopkit.engine.life.sources import Source
 from loopkit.engine.life.validations import Validation
 from loopkit.engine.step.loop import StepLimits
 from loopkit.errors import Cancel, CancelFit, PhaseError
+from loopkit.every import Every
 from loopkit.result import Planned
 
 if TYPE_CHECKING:
@@ -39,9 +40,12 @@ class FitLoop(Fit):
         super().__init__(core, limits, planned, on_interrupt, timeout, runs)
         self._source = train
         self.validations = {each.phase: each for each in validations}
-        by_epochs = None not in [each.every.epochs for each in validations]
-        self._stops_between = limits.between_steps or not by_epochs
+        self._stops_between = limits.between_steps or not all(each.by_epochs for each in validations)
         """Whether every training epoch is looked at between its steps."""
+        if not train.made and any(each.every.in_parts for each in validations):
+            _check_length(train.length)
+        self._open: Epoch | None = None
+        """The training epoch that is under way."""
         self._barren = 0
         """Training epochs in a row without a step that was completed."""
         self._fruitless = 0
@@ -118,7 +122,7 @@ class FitLoop(Fit):
         """Whether it is time for a validation: the one rule about it."""
         at = self.position
         every = validation.every
-        if when == "epoch" and every.epochs is not None and at.epochs % every.epochs == 0:
+        if when == "epoch" and every.is_end(at.epochs):
             return True
         begun = at.validated.get(validation.phase)
         since = self._core.progress.updates - (at.start.updates if begun is None else begun)
@@ -128,6 +132,9 @@ class FitLoop(Fit):
             return True
         if every.updates is not None:
             return when == "step" and since >= every.updates
+        if every.in_parts:
+            in_mid_epoch = when == "step" and self._open is not None and self._open.steps != self._open.length
+            return in_mid_epoch and self._parts_done(every) > at.parts.get(validation.phase, 0)
         if every.minutes is not None:
             return self.is_time(validation.phase, self._time_of(validation))
         return False
@@ -136,13 +143,22 @@ class FitLoop(Fit):
         """For how many seconds the fit has run when its minutes are over."""
         return self.position.clock.get(validation.phase, 0.0) + validation.every.seconds
 
+    def _parts_done(self, every: Every) -> int:
+        """How many parts of epochs are over, where a validation is due after parts; else 0."""
+        if not every.in_parts:
+            return 0
+        if self._open is None:
+            return every.parts_done(self.position.epochs)
+        return every.parts_done(self.position.epochs, self._open.steps, _check_length(self._open.length))
+
     def _train(self, source: Source) -> None:
         core = self._core
         at = self.position
         steps = core.progress.steps
         updates = core.progress.updates
-        epoch = Epoch(core, source.phase, source)
+        epoch = self._open = Epoch(core, source.phase, source)
         cancel = self._run(epoch, first=at.epochs == 0)
+        self._open = None
         at.count_epoch()
         if self.validations:
             self._want("epoch")
@@ -157,7 +173,7 @@ class FitLoop(Fit):
         epoch = Epoch(core, source.phase, source)
         first = phase not in at.validated
         if not core.left_open.waiting:
-            at.begin_validation(phase, core.progress.updates)
+            at.begin_validation(phase, core.progress.updates, self._parts_done(self.validations[phase].every))
         core.requests.begin_validation(phase)
         cancel = self._run(epoch, first)
         at.end_validation(phase, self.seconds)
@@ -185,12 +201,12 @@ class FitLoop(Fit):
             return False
         batches = iter(batches)
         while True:
-            if epoch.loop.run(batches, self._until()):
+            if epoch.loop.run(batches, self._until(epoch)):
                 return True
             if epoch.stopped or self._between(epoch):
                 return False
 
-    def _until(self) -> StepLimits:
+    def _until(self, epoch: Epoch) -> StepLimits:
         at = self.position
         limits = self.limits
         steps = math.inf if limits.max_steps is None else at.start.steps + limits.max_steps
@@ -199,6 +215,8 @@ class FitLoop(Fit):
         for phase, each in self.validations.items():
             if each.every.updates is not None:
                 updates = min(updates, at.validated.get(phase, at.start.updates) + each.every.updates)
+            elif each.every.in_parts:
+                steps = min(steps, self._core.progress.steps + _steps_to_part(epoch, each.every, at.epochs))
             else:
                 late = min(late, self._time_of(each))
         if self._core.requests.world.rank != 0:
@@ -237,3 +255,24 @@ class FitLoop(Fit):
                 f"only: it would never end. Give epochs= or max_steps=; a phase with own_updates = True reports its "
                 f"updates by step.updated(), and step.skip() marks steps that train nothing"
             )
+
+
+def _check_length(length: int | None) -> int:
+    """Return the steps of a training epoch.
+
+    Raises:
+        ValueError: They are unknown.
+    """
+    if length is None:
+        raise ValueError(
+            "validate is every(epochs=) with a part of an epoch, and the training data have no len(): give "
+            "every(updates=100), or data with a length"
+        )
+    return length
+
+
+def _steps_to_part(epoch: Epoch, every: Every, epochs: int) -> float:
+    """How many steps are left until a part of the epoch is over; infinite in its last part, which ends with it."""
+    length = _check_length(epoch.length)
+    due = every.next_part(epochs, epoch.steps, length)
+    return due - epoch.steps if due < length else math.inf

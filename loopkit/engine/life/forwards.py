@@ -28,6 +28,8 @@ PLACE = ("params", "buffers", "weights")
 
 def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, everywhere: bool) -> Any:
     """Run the phase over the data and return its outputs; see `Learner.predict`."""
+    if isinstance(data, Mapping) and data and not any(isinstance(each, Tensor) for each in data.values()):
+        return {name: predict(core, phase, each, place, everywhere) for name, each in data.items()}
     source = Source(core.registry, phase, [data] if isinstance(data, Tensor) else data)
     if source.made:
         source = Source(core.registry, phase, source.given())
@@ -44,14 +46,18 @@ def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, eve
     return _concatenate(outputs)
 
 
-def predict_batches(core: Core, source: Source) -> Iterator[Any]:
+def predict_batches(core: Core, phase: Phase, data: Any, indices: bool = False) -> Iterator[Any]:
     """Run the phase over the data and yield its outputs by batch; see `Learner.predict_batches`."""
+    return _batches_of(core, Source(core.registry, phase, data), indices)
+
+
+def _batches_of(core: Core, source: Source, indices: bool) -> Iterator[Any]:
     with _aside(core), next_epoch(core, source.phase, source) as epoch:
         for batch in epoch.batches():
             step = epoch.step(batch)
             if "outputs" in vars(step):
                 epoch.contexts.restore_modes()
-                yield step.outputs
+                yield (step.indices, step.outputs) if indices else step.outputs
                 epoch.contexts.set_modes()
         epoch.check_count(True)
 

@@ -27,6 +27,11 @@ class Validation:
         """The name of its phase."""
         return self.source.phase.name
 
+    @property
+    def by_epochs(self) -> bool:
+        """Whether it is due only at the end of training epochs."""
+        return self.every.epochs is not None and not self.every.in_parts
+
 
 def validations_of(
     registry: Registry, phases: PhaseTable, val: Any, validate: Every | Mapping[str, Every] | None

@@ -178,7 +178,7 @@ class Loop(StepContext):
                 window.refresh(self._core.flags.accumulate)
         self._core.own_updates.check(self.phase)
         plan = self.plan = self._core.registry.plan(self.phase)
-        self._samples.consider(self._core.registry.plugins.values())
+        self._samples.consider(self._core.registry.plugins.values(), self.epoch.data)
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
         if self.awaited is not None:
             self.fire = self.awaited.watch(plan.fire)
@@ -273,7 +273,7 @@ class Loop(StepContext):
             logbook.place, slot[0] = None, index
             try:
                 if not samples or (batch is None and not phase.batchless):
-                    if self._passes_over(step, samples):
+                    if (samples := self._count_again(step, count)) is None:
                         continue
                 if begin is not None:
                     begin(step)
@@ -310,14 +310,19 @@ class Loop(StepContext):
                 return False
         return True
 
-    def _passes_over(self, step: Step, samples: int) -> bool:
-        """Whether to leave out a batch that is None, or holds no sample; raises if nobody said what to do with it."""
-        if self._samples.takes_empty and step.batch is not None:
-            return False
+    def _count_again(self, step: Step, count: Callable[[Any], int]) -> Any:
+        """The samples of a batch that is None or begins with an empty part; None to pass over it.
+
+        Raises:
+            PhaseInputError: It is None or holds no sample, and nobody said what to do with it.
+        """
+        step.samples = step.weight = samples = count(step.batch)
+        if step.batch is not None and (samples or self._samples.takes_empty):
+            return samples
         if step.batch is not None or not self.phase.skip_none or self.agrees:
             raise PhaseInputError(f"batch {step.index} is {describe(step.batch)}: {NONE if samples else EMPTY}")
         step.ended = True
-        return True
+        return None
 
     def _look_again(self) -> None:
         """The plan or the size of windows has changed, or something was asked for: take it over, and do that."""

@@ -1,4 +1,4 @@
-"""Samples: how many samples a batch has, as its phase counts them."""
+"""Samples: how many samples a batch has, as its phase or its loader counts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Samples:
     """Counts the samples of batches in one epoch.
 
     Args:
-        phase: Counts by its own method, if it has one.
+        phase: Counts by its own method, if it has one; else the data do, if they have a function ``count_samples``.
         say: Prints the note about a batch whose lengths disagree.
     """
 
@@ -29,11 +29,16 @@ class Samples:
         self._looked = False
         self.seen = Seen()
         """The last batch, as the loader gave it."""
-        own = type(phase).samples is not Phase.samples
-        self.count = self._by_phase if own else count_samples
-        """Counts the samples of any batch."""
-        self.tensor = None if own else Tensor
+        self._own: Callable[[Any], int] | None = None
+        """The function of the phase or of the data that counts."""
+        self._where = ""
+        """Where that function is."""
+        self.tensor: type[Tensor] | None = Tensor
         """The class of a first part whose length is the number of samples."""
+        self.count: Callable[[Any], int] = count_samples
+        """Counts the samples of any batch."""
+        if type(phase).samples is not Phase.samples:
+            self._count_by(phase, "samples")
         self.takes_empty = False
         """Whether the phase or a plugin takes batches without any."""
         self.failure: BaseException | None = None
@@ -43,8 +48,10 @@ class Samples:
         """Return the class of a first part whose length counts, and the function that counts any other batch."""
         return self.tensor, self.count
 
-    def consider(self, plugins: Iterable[Any]) -> None:
-        """See whether the phase or one of these plugins takes batches without samples."""
+    def consider(self, plugins: Iterable[Any], data: Any) -> None:
+        """See whether the phase or a plugin takes batches without samples, and whether the data count their own."""
+        if self.tensor is not None and getattr(data, "count_samples", None) is not None:
+            self._count_by(data, "count_samples")
         takers = (self._phase, *map(unwrapped, plugins))
         self.takes_empty = any(getattr(each, "takes_empty", False) for each in takers)
 
@@ -62,20 +69,28 @@ class Samples:
         self._say(
             f"phase {self._phase.name!r}: a batch is {describe(batch)}, whose parts begin with {odd[0]} and {odd[1]}, "
             f"and counts as {count_samples(batch)} samples in metrics and windows; if that is not so, give {name} a "
-            f"method samples(self, batch)"
+            f"method samples(self, batch), or the loader a function, loader.count_samples = lambda batch: ..."
         )
 
-    def _by_phase(self, batch: Any) -> int:
+    def _count_by(self, owner: Any, name: str) -> None:
+        """Let a function of the phase or of the data count all batches."""
+        self._own = getattr(owner, name)
+        self._where = f"{type(owner).__name__}.{name}"
+        self.count = self._counted
+        self.tensor = None
+
+    def _counted(self, batch: Any) -> int:
+        assert self._own is not None
         try:
-            samples = self._phase.samples(batch)
+            samples = self._own(batch)
             if type(samples) is not int or samples < 0:
                 raise PhaseInputError(
-                    f"{type(self._phase).__name__}.samples returned {describe(samples)} {str(samples)[:40]} for "
-                    f"{describe(batch)}: it returns the number of samples, an int from 0"
+                    f"{self._where} returned {describe(samples)} {str(samples)[:40]} for {describe(batch)}: it returns "
+                    f"the number of samples, an int from 0"
                 )
         except Exception as error:
             self.failure = error
-            locate(error, f"in samples of phase {self._phase.name!r}, as a batch came")
+            locate(error, f"in {self._where.rpartition('.')[2]} of phase {self._phase.name!r}, as a batch came")
             raise
         return samples
 

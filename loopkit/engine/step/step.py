@@ -128,7 +128,7 @@ class Step:
     """Position in the epoch, from 0."""
     samples: int
     indices: Tensor
-    """Which samples the batch holds, on the CPU, if the data is a `TensorLoader`, or has a `ResumableSampler`."""
+    """The batch's samples, on the CPU, of a `TensorLoader`, an unshuffled ``DataLoader``, or a `ResumableSampler`."""
     weight: float | Tensor
     """The step's share in its window: its number of samples unless the phase sets it before ``backward``. An update is
     skipped if the weights of its steps sum to 0."""
@@ -175,7 +175,7 @@ class Step:
             elif name == "seed":
                 when = "it exists from backward_begin on"
             elif name == "indices":
-                when = "the data does not know its samples; a TensorLoader, or a ResumableSampler, does"
+                when = "the data does not know its samples; a TensorLoader or ResumableSampler does"
             elif name == "total_loss":
                 when = "it exists from backward_end on"
             elif name in ("optimizer_name", "optimizer", "params"):

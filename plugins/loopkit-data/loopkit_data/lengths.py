@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from loopkit.author import describe
+from loopkit.author import Shares, describe
 from loopkit.data import Loader, LoaderError, ResumableSampler
 from loopkit.errors import EmptyDataError
 
 
-def limit(loader: Any, steps: int) -> Any:
+def limit(loader: Any, steps: float) -> Any:
     """The first batches of each epoch of a loader, with a length.
 
     The next epoch begins anew: of a loader that shuffles it has other samples. A run resumes exactly in mid-epoch.
 
     Args:
         loader: A loader of `loopkit.data`, whose parts several processes take; or any iterable of batches.
-        steps: Batches of an epoch, from 1; of each process. A shorter epoch stays as it is. Another number of processes
-            can resume between two epochs, not in the middle of one.
+        steps: Batches of an epoch, from 1; of each process. Or the part of an epoch, between 0 and 1, rounded down: 0.1
+            is a tenth of the batches. A shorter epoch stays as it is. Another number of processes can resume between
+            two epochs, not in the middle of one.
 
     Raises:
-        LoaderError: ``steps`` is no count, or the loader is shuffled by a generator whose place cannot be saved.
+        LoaderError: ``steps`` is no count and no part, it is a part of data without a length or less than a batch, or
+            the loader is shuffled by a generator whose place cannot be saved.
 
     Example::
 
@@ -35,7 +39,11 @@ def limit(loader: Any, steps: int) -> Any:
         >>> len(few), [batch.tolist() for batch in few]
         (2, [[0, 1], [2, 3]])
     """
-    return _Limited(loader, steps) if isinstance(loader, Loader) else _Counted(loader, steps, endless=False)
+    part = Fraction(str(steps)) if isinstance(steps, float) and 0 < steps < 1 else None
+    count = _count(steps) if part is None else _part_of(loader, part)
+    if isinstance(loader, Loader):
+        return _Limited(loader, count, part)
+    return _Counted(loader, count, endless=False)
 
 
 def per_epoch(stream: Any, steps: int) -> Any:
@@ -79,6 +87,58 @@ episodes = steps
 """`steps`, for phases whose step is an episode."""
 
 
+def in_steps(
+    loader: Any, *, samples: int | None = None, tokens: int | None = None, block: int | None = None, processes: int = 1
+) -> int:
+    """How many training steps so many samples or tokens are: the fewest that have at least as many.
+
+    Lengths of a fit, of an epoch or of a warmup can then be given in samples or tokens, and a schedule knows them:
+    ``learner.fit(train, max_steps=in_steps(train, tokens=10**9))``. Nothing is read.
+
+    Args:
+        loader: A loader of `loopkit.data`, or a ``DataLoader`` over samples by index.
+        samples: The samples, over all epochs and processes.
+        tokens: The tokens, likewise.
+        block: Tokens of a sample, for ``tokens``; `Tokens` knows its own.
+        processes: How many processes share the loader, if it is not a part of one process already.
+
+    Raises:
+        LoaderError: Neither or both are given, one is no count, or the loader does not know its samples.
+
+    Example::
+
+        >>> from loopkit.data import TensorLoader
+        >>> train = TensorLoader(torch.arange(10), batch_size=4)  # steps of 4, 4 and 2 samples
+        >>> in_steps(train, samples=10), in_steps(train, samples=11), in_steps(train, tokens=60, block=5)
+        (3, 4, 4)
+    """
+    if (samples is None) == (tokens is None):
+        raise LoaderError("in_steps: give samples= or tokens=, one of them")
+    if tokens is not None:
+        block = getattr(loader, "block", None) if block is None else block
+        if block is None:
+            raise LoaderError(f"in_steps: how many tokens a sample of {describe(loader)} has is unknown: give block=")
+        samples = math.ceil(_count(tokens, "tokens") / _count(block, "block"))
+    shares = _shares_of(loader, _count(processes, "processes"))
+    length = shares.steps()
+    whole = shares.used(0, length)
+    epochs, left = divmod(_count(samples, "samples"), whole)
+    return int(epochs) * length + min(math.ceil(left / shares.whole), length)
+
+
+def _shares_of(loader: Any, processes: int) -> Shares:
+    """How the samples of an epoch are cut into the steps of all processes."""
+    if isinstance(loader, Loader) and ("samples" in loader.state_dict() or hasattr(loader, "samples")):
+        shares = loader.shares
+    elif isinstance(loader, DataLoader) and isinstance(loader.batch_size, int) and hasattr(loader.sampler, "__len__"):
+        shares = Shares(len(loader.sampler), loader.batch_size, 1, "drop" if loader.drop_last else "uneven")
+    else:
+        raise LoaderError(
+            f"in_steps: {describe(loader)} does not know how many samples an epoch has: give a number of steps"
+        )
+    return shares if processes == 1 else shares.among(0, processes, shares.tail)
+
+
 class _Steps(Loader):
     """Steps that processes do not share: each has its own environment."""
 
@@ -119,8 +179,15 @@ class _Epochs(Loader):
 class _Limited(_Epochs):
     word = "limit"
 
+    def __init__(self, source: Loader, steps: int, part: Fraction | None) -> None:
+        super().__init__(source, steps)
+        self._part = part
+        """The part of an epoch, of which each process takes its own."""
+
     def __len__(self) -> int:
-        return min(self._steps, len(self.source))
+        length = len(self.source)
+        most = self._steps if self._part is None else max(math.floor(self._part * length), 1)
+        return min(most, length)
 
     def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
         return itertools.islice(self._from(epoch, start, indices), len(self) - start)
@@ -222,7 +289,22 @@ def _keeps_place(data: Any) -> bool:
     return named or _sampler(data) is not None
 
 
-def _count(steps: Any) -> int:
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise LoaderError(f"steps is {steps!r}: it is a whole number, from 1")
-    return steps
+def _part_of(loader: Any, part: Fraction) -> int:
+    """How many batches are so large a part of an epoch, rounded down."""
+    try:
+        length = len(loader)
+    except (TypeError, NotImplementedError) as error:
+        raise LoaderError(
+            f"limit takes {float(part)} of {describe(loader)}, which has no len(): give a number of batches"
+        ) from error
+    if not (count := math.floor(part * length)):
+        raise LoaderError(
+            f"limit takes {float(part)} of {length} batches, which is less than one: give limit(loader, 1)"
+        )
+    return count
+
+
+def _count(number: Any, name: str = "steps") -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise LoaderError(f"{name} is {number!r}: it is a whole number, from 1")
+    return number

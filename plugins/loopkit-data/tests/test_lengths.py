@@ -18,7 +18,7 @@ from loopkit.errors import EmptyDataError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.plugins import Schedule
 from loopkit.schedules import cosine
-from loopkit_data import documents, episodes, lengths, limit, per_epoch, split, steps
+from loopkit_data import Tokens, documents, episodes, in_steps, lengths, limit, per_epoch, split, steps
 
 INPUTS = torch.randn(22, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = INPUTS.sum(1, keepdim=True)
@@ -164,6 +164,100 @@ def test_fit_takes_steps_without_data():
     made.fit(steps(3), epochs=2)
     assert (made.progress.steps, made.progress.samples) == (6, 6)
     assert [len(episodes(4).shard(rank, 2)) for rank in range(2)] == [4, 4]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("part", "expected"), [(0.5, 5), (0.1, 1), (0.29, 3), (0.99, 10)])
+def test_part_of_an_epoch_is_so_many_of_its_batches(source, part, expected):
+    if source == "state":
+        pytest.skip("it has no length")
+    few = limit(SOURCES[source](), part)
+    assert len(few) == len(list(few)) == expected
+
+
+def test_part_of_an_epoch_is_exact_and_the_one_of_lightning():
+    from lightning.pytorch.loops.utilities import _select_data_fetcher  # noqa: F401 - it is installed
+
+    for part in (0.1, 0.25, 0.5, 0.7):
+        assert len(limit(list(range(1, 41)), part)) == int(40 * part)
+    assert len(limit(list(range(1, 101)), 0.29)) == 29  # int(100 * 0.29) is 28
+
+
+def test_each_process_takes_its_part_of_a_part():
+    parts = [limit(TensorLoader(torch.arange(80), batch_size=2), 0.25).shard(rank, 2) for rank in range(2)]
+    assert [len(part) for part in parts] == [5, 5]
+    assert sorted(number for part in parts for batch in part for number in batch.tolist()) == list(range(20))
+
+
+def test_part_of_data_without_a_length_or_of_too_few_raises():
+    with pytest.raises(LoaderError, match=r"0\.1 of generator, which has no len\(\)"):
+        limit((each for each in [1]), 0.1)
+    with pytest.raises(LoaderError, match=r"0\.1 of 9 batches, which is less than one"):
+        limit(list(range(9)), 0.1)
+
+
+def samples_after(loader, steps):
+    """How many samples so many steps over a loader have."""
+    endless = itertools.chain.from_iterable(itertools.repeat(loader))
+    return sum(len(batch) for batch in itertools.islice(endless, steps))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("kind", ["loader", "dataloader"])
+def test_steps_are_the_fewest_with_so_many_samples(kind, drop_last):
+    if kind == "loader":
+        loader = TensorLoader(torch.arange(11), batch_size=4, drop_last=drop_last)
+    else:
+        loader = DataLoader(torch.arange(11), batch_size=4, drop_last=drop_last)
+    for samples in range(1, 40):
+        steps = in_steps(loader, samples=samples)
+        assert samples_after(loader, steps) >= samples > samples_after(loader, steps - 1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_steps_of_several_processes_have_so_many_samples_together(size):
+    def together(steps):
+        return sum(
+            samples_after(TensorLoader(torch.arange(20), batch_size=3).shard(rank, size), steps) for rank in range(size)
+        )
+
+    loader = TensorLoader(torch.arange(20), batch_size=3)
+    for samples in range(1, 50):
+        steps = in_steps(loader, samples=samples, processes=size)
+        assert together(steps) >= samples > together(steps - 1)
+        assert in_steps(loader.shard(0, size), samples=samples) == steps
+
+
+def test_tokens_are_those_of_the_blocks(tmp_path):
+    torch.arange(1000, dtype=torch.int16).numpy().astype("uint16").tofile(tmp_path / "train.bin")
+    tokens = Tokens(tmp_path / "train.bin", block=7, batch_size=5)
+    found = in_steps(tokens, tokens=3001)
+    counted = [inputs.numel() for inputs, _ in itertools.islice(itertools.chain(tokens, tokens, tokens, tokens), found)]
+    assert sum(counted) >= 3001 > sum(counted[:-1])
+    assert in_steps(TensorLoader(torch.zeros(20, 8), batch_size=5), tokens=81, block=8) == 3
+
+
+def test_fit_over_so_many_samples_has_a_schedule_of_that_length():
+    made, loader = learner(), shuffled()
+    made.fit(loader, max_steps=in_steps(loader, samples=28))
+    assert (made.progress.samples, made.progress.updates) == (28, 14)
+    assert made.optimizer.param_groups[0]["lr"] < 0.1 * 0.02  # the last but one of 14 values of a cosine to 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: in_steps([1], samples=1), "does not know how many samples"),
+        (lambda: in_steps(shuffled()), "give samples= or tokens="),
+        (lambda: in_steps(shuffled(), samples=1, tokens=1), "give samples= or tokens="),
+        (lambda: in_steps(shuffled(), tokens=5), "give block="),
+        (lambda: in_steps(shuffled(), samples=0), "samples is 0: it is a whole number"),
+        (lambda: in_steps(from_function(5, lambda index: index), samples=5), "does not know how many samples"),
+    ],
+)
+def test_lengths_that_are_unknown_raise(call, message):
+    with pytest.raises(LoaderError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("count", [0, True, 2.5])

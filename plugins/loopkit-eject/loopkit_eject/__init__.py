@@ -173,7 +173,7 @@ def drafted(learner: Learner, fit: Mapping[str, Any], val: bool | None) -> Draft
         draft.problems["data by the names of phases"] = "only the standard phases have a written form"
     elif not isinstance(when, Every):
         raise EjectError(f"validate is {when!r}: write every(epochs=1), of `from loopkit import every`")
-    elif when.minutes is not None or when.first:
+    elif when.minutes is not None or when.first or when.in_parts:
         draft.problems[f"validate={when!r}"] = "a script validates after so many epochs or updates"
     _look_at(draft)
     if draft.problems and not _is_standard(draft):

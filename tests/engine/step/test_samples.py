@@ -181,6 +181,10 @@ PACKED = torch.nn.utils.rnn.pack_sequence([torch.zeros(length, 2) for length in 
         (TensorMapping(x=torch.zeros(8, 2), y=torch.zeros(8)), 8),
         ({"boxes": torch.zeros(0, 4), "images": torch.zeros(3, 1)}, 3),
         ({"boxes": torch.zeros(0, 4), "ids": torch.zeros(0)}, 0),
+        ((torch.zeros(0, 4), torch.zeros(3, 1)), 3),
+        ([torch.zeros(0), torch.zeros(0, 2), torch.zeros(5)], 5),
+        ((torch.zeros(0, 4), {"ids": torch.zeros(2)}), 2),
+        ((torch.zeros(0, 4), torch.zeros(0)), 0),
         ({"scale": torch.tensor(1.0), "x": torch.zeros(5)}, 5),
         (torch.tensor(1.0), 1),
         (object(), 1),
@@ -188,3 +192,81 @@ PACKED = torch.nn.utils.rnn.pack_sequence([torch.zeros(length, 2) for length in 
 )
 def test_samples_of_batches_whose_kind_is_known(batch, expected):
     assert count_samples(batch) == expected
+
+
+class SecondPart(TrainingPhase):
+    """Takes the images, which come after the boxes."""
+
+    def unpack(self, batch: Any) -> Any:
+        return batch[1], batch[2]
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_step_counts_the_first_tensor_that_is_not_empty(kind):
+    batches = [kind((torch.zeros(empty, 4), torch.randn(n, 3), torch.randn(n, 1))) for empty, n in ((0, 3), (0, 5))]
+    learner = make_learner(phases=[SecondPart()])
+    weights = []
+    learner.add(on("step_end", lambda step: weights.append((step.samples, step.weight))))
+    learner.fit(batches, epochs=1)
+    assert weights == [(3, 3), (5, 5)]
+    assert learner.progress.samples == 8
+
+
+class Counting(list):  # type: ignore[type-arg]
+    """A list of batches that counts their samples."""
+
+    def count_samples(self, batch: Any) -> int:
+        return batch[0].shape[1]
+
+
+def counting_loader():
+    loader = torch.utils.data.DataLoader([LONG, SHORT], batch_size=None)
+    loader.count_samples = lambda batch: batch[0].shape[1]  # type: ignore[attr-defined]
+    return loader
+
+
+class Last(TrainingPhase):
+    """Takes the last time."""
+
+    def forward(self, learner: Any, inputs: Any) -> Any:
+        return learner.model(inputs[-1])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Counting([LONG, SHORT]), counting_loader, lambda: counting_loader], ids=["list", "loader", "made"]
+)
+def test_function_of_the_data_counts_the_samples(make):
+    learner = make_learner(phases=[Last()])
+    learner.fit(make(), epochs=1)
+    assert learner.progress.samples == 8
+
+
+def test_phase_with_a_count_of_its_own_takes_that():
+    learner = make_learner(phases=[Train()])
+    data = Counting([LONG, SHORT])
+    data.count_samples = lambda batch: 1  # type: ignore[method-assign,assignment]
+    learner.fit(data, epochs=1)
+    assert learner.progress.samples == 8
+
+
+def test_validation_is_weighted_by_the_count_of_its_loader():
+    batches = Counting([(torch.randn(9, 4, 3), torch.zeros(4, 1)), (torch.randn(2, 1, 3), torch.zeros(1, 1))])
+
+    class LastOfVal(ValidationPhase):
+        def forward(self, learner: Any, inputs: Any) -> Any:
+            return learner.model(inputs[-1])
+
+    learner = make_learner(Metrics(), phases=[LastOfVal()])
+    loss = learner.evaluate(batches)["val/loss"]
+    with torch.no_grad():
+        errors = torch.cat([learner.model(x[-1]) for x, _ in batches]).square()
+    torch.testing.assert_close(torch.tensor(loss), errors.mean(), rtol=1e-6, atol=0)  # summed in another order
+
+
+@pytest.mark.parametrize("made", [None, -1, 2.0, torch.tensor(3)])
+def test_count_of_the_data_that_is_no_number_raises(made):
+    data = Counting([LONG])
+    data.count_samples = lambda batch: made  # type: ignore[method-assign]
+    with pytest.raises(PhaseInputError, match=r"Counting\.count_samples returned") as error:
+        make_learner(phases=[Last()]).fit(data, epochs=1)
+    assert error.value.__notes__ == ["loopkit: in count_samples of phase 'train', as a batch came"]
