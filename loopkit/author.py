@@ -8,6 +8,7 @@ state becomes files (`bundle`, `encoding`, `tensors`, ...), and what averaging o
 
 from loopkit.base import devices, generators, sharded
 from loopkit.base.batches import count_samples, describe, first_tensor, map_tensors, move, parts
+from loopkit.base.drawing import line_chart
 from loopkit.base.notes import add_note, locate, say, shown, warn
 from loopkit.base.options import Shown, options_of
 from loopkit.base.raw import raw
@@ -109,6 +110,7 @@ __all__ = [
     "is_sum",
     "late",
     "learning_rates",
+    "line_chart",
     "load_plugin",
     "locate",
     "log_file",

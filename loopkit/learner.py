@@ -250,6 +250,18 @@ class Learner:
         """The plugins by name."""
         return self._core.registry.plugins
 
+    @property
+    def history(self) -> Any:
+        """The plugin that keeps the metrics of each epoch, by default a `History`: ``learner.history.plot()``.
+
+        Raises:
+            PluginError: No plugin provides ``"history"``.
+        """
+        for plugin in self.plugins.values():
+            if getattr(plugin, "provides", "") == "history":
+                return plugin
+        raise PluginError("learner.history: no plugin keeps a history; add one: plugins=[History()]")
+
     def add(self, *plugins: Any) -> None:
         """Add plugins, all or none; names and mappings too. During a fit they take part from the next step on."""
         before = set(self.plugins)

@@ -159,6 +159,18 @@ class History(Shown):
 
         return frame(self.rows, phase)
 
+    def _axis(self) -> str:
+        """The number to draw metrics over: epochs, or steps if a phase ran several times in one."""
+        runs = [(row["phase"], row["epoch"]) for row in self.rows]
+        return "epoch" if len(set(runs)) == len(runs) else "steps"
+
+    def _repr_html_(self) -> str:
+        """A chart of each metric, in notebooks."""
+        from loopkit.base.drawing import charts  # not before somebody looks
+        from loopkit.base.tabular import paragraph
+
+        return charts(self.rows, self._axis()) if self.rows else paragraph("History: no epoch has run")
+
     def plot(self, *names: str) -> Any:
         """Draw metrics over epochs with matplotlib (``pip install matplotlib``); all of them by default.
 
@@ -182,8 +194,8 @@ class History(Shown):
         panels: dict[str, list[str]] = {}
         for name in names or known:
             panels.setdefault(name.partition("/")[2], []).append(name)
-        passes = [(row["phase"], row["epoch"]) for row in self.rows]
-        over, label = ("epoch", "epochs") if len(set(passes)) == len(passes) else ("steps", "steps")
+        over = self._axis()
+        label = "epochs" if over == "epoch" else over
         figure, axes = plt.subplots(1, max(len(panels), 1), figsize=(4 * max(len(panels), 1), 3), squeeze=False)
         for axis, (metric, members) in zip(axes[0], panels.items(), strict=False):
             for name in members:

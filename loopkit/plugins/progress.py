@@ -21,6 +21,7 @@ from loopkit.errors import PluginError
 from loopkit.every import Every
 from loopkit.hooks import hookimpl
 from loopkit.plugins.late import LateValues, read
+from loopkit.plugins.live_chart import LiveChart
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -50,6 +51,8 @@ class Progress(Shown):
         every: Also write a line after so many updates, as in ``every(updates=100)`` or 100, with the metrics of the
             epoch so far.
         file: Where to write; standard output by default.
+        chart: In a notebook, also draw a chart of each metric, which grows while it trains. It has what a ``History``
+            keeps.
 
     A bar is drawn ten times a second at most; of epochs that are shorter than that, ten a second have one.
 
@@ -64,8 +67,18 @@ class Progress(Shown):
     provides = "progress"
     volatile = ("_*",)
 
-    def __init__(self, bar: bool | None = None, file: TextIO | None = None, every: int | Every | None = None) -> None:
+    def __init__(
+        self,
+        bar: bool | None = None,
+        file: TextIO | None = None,
+        every: int | Every | None = None,
+        *,
+        chart: bool = False,
+    ) -> None:
         self.bar = bar
+        self.chart = chart
+        self._chart: LiveChart | None = None
+        """The chart of the fit that is running, in a notebook."""
         self.every = _updates(every)
         self._due_updates = 0
         """The updates after which the next line is written."""
@@ -105,6 +118,7 @@ class Progress(Shown):
         self._epoch = 0
         self._earlier = []
         self._best = None
+        self._chart = LiveChart() if self.chart and learner.world.rank == 0 and "ipykernel" in sys.modules else None
         self._due_updates = learner.progress.updates + (self.every or 0)
         self._started = self._lap = time.monotonic()
         self._done_before = learner.progress.epochs
@@ -121,6 +135,9 @@ class Progress(Shown):
     def fit_end(self, learner: Learner) -> None:
         """Write the last row."""
         self._write_row(learner)
+        if self._chart is not None:
+            self._chart.draw(_history(learner), at_once=True)
+            self._chart = None
 
     @hookimpl
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> closing[_Bar] | None:
@@ -156,6 +173,8 @@ class Progress(Shown):
             self._row = {**own, **self._row, **own} if phase.training else {**self._row, **own}
             if phase.training:
                 self._epoch = learner.progress.epochs - self._done_before
+            if self._chart is not None:
+                self._chart.draw(_history(learner))
 
     def _title(self, learner: Learner, epoch: Epoch) -> str:
         planned = None if (fit := learner.current) is None else fit.result.planned.epochs

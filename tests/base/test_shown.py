@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
+import pickle
+import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,8 @@ from loopkit import Learner, criteria, data, metrics, plugins
 from loopkit.base.tabular import html
 from loopkit.base.world import World
 from loopkit.checkpoint import listing
+from loopkit.engine.life.signals import Interruption
+from loopkit.errors import PluginError
 from loopkit.logs import JsonLines, read_log
 from loopkit.plugins import (
     Checkpoint,
@@ -230,11 +236,80 @@ def test_kernel_shows_tables_and_runs_a_cell_again(tmp_path, monkeypatch):
         "learner = Learner(model, torch.nn.MSELoss(), torch.optim.Adam, "
         "plugins=[Checkpoint('run', overwrite=True)])\nlearner.fit(batches, epochs=1)"
     )
-    cells = [setup, fit, fit, "learner", "learner.explain()", "listing('run')"]
+    grows = "from loopkit.plugins import Progress\n" + fit.replace(
+        "overwrite=True)", "overwrite=True), Progress(chart=True)"
+    )
+    cells = [setup, fit, fit, "learner", "learner.explain()", "listing('run')", grows, "learner.history"]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client.NotebookClient(book, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [next((o["data"] for o in cell.outputs if "data" in o), {}) for cell in book.cells]
     assert shown[3]["text/plain"].startswith("Learner(Linear, 4 parameters, Adam lr 0.001, ")
-    assert all("<table>" in each["text/html"] for each in (*shown[1:3], *shown[4:]))
+    assert all("<table>" in each["text/html"] for each in (*shown[1:3], *shown[4:6]))
+    assert all("<svg" in each["text/html"] for each in shown[6:])
     said = "".join(o.get("text", "") for o in book.cells[2].outputs)
     assert "removed a checkpoint of an earlier run" in said
+
+
+CELLS = """
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell()
+shell.run_cell('''
+import os, signal, torch
+from loopkit import Learner, hookimpl
+
+class Interrupts:
+    def __init__(self, times):
+        self.times = times
+
+    @hookimpl
+    def step_begin(self, learner):
+        for _ in range(self.times if learner.progress.steps == 1 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+def made(times):
+    model, plugins = torch.nn.Linear(3, 1), [Interrupts(times)]
+    return Learner(model, torch.nn.MSELoss(), torch.optim.SGD, plugins=plugins, standard=False)
+
+batches = [(torch.ones(4, 3), torch.zeros(4, 1))] * 3
+''')
+for cell in ("made(1).fit(batches, epochs=2)", "made(2).fit(batches, epochs=2)"):
+    print("cell", flush=True)
+    assert isinstance(shell.run_cell(cell).error_in_exec, KeyboardInterrupt)
+"""
+
+
+def test_interrupt_is_one_line_in_ipython(tmp_path):
+    """A process of its own: a shell changes hooks of the interpreter."""
+    pytest.importorskip("IPython", reason="the extra `docs` has it")
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path), "NO_COLOR": "1", "TERM": "dumb"}
+    command = [sys.executable, "-c", CELLS]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert lines == ["cell", "KeyboardInterrupt: the fit was interrupted; call fit again to resume it"] * 2
+    assert "Traceback" not in done.stderr
+
+
+def test_interrupt_looks_as_always_elsewhere():
+    error = Interruption()
+    assert repr(error) == "KeyboardInterrupt()"
+    assert traceback.format_exception_only(error) == ["KeyboardInterrupt\n"]
+    assert type(pickle.loads(pickle.dumps(error))) is KeyboardInterrupt
+
+
+def test_learner_hands_out_its_history(batches):
+    learner = made()
+    learner.fit(batches, epochs=2)
+    assert learner.history is learner.plugins["history"]
+    shown = learner.history._repr_html_()
+    assert shown.count("<svg") == 1
+    assert shown.count("<polyline") == 1
+    assert "train" in shown
+    learner.remove("history")
+    with pytest.raises(PluginError, match=r"no plugin keeps a history; add one: plugins=\[History\(\)\]"):
+        _ = learner.history
+
+
+def test_history_without_an_epoch_is_a_sentence():
+    assert made().history._repr_html_() == "<p>History: no epoch has run</p>"

@@ -17,7 +17,7 @@ from helpers import batches, make_learner, on
 
 from loopkit import Phase, every
 from loopkit.errors import PluginError
-from loopkit.plugins import Checkpoint, EarlyStopping, History, Metrics, Progress
+from loopkit.plugins import Checkpoint, EarlyStopping, History, Metrics, Progress, live_chart
 from loopkit.plugins.progress import duration, number
 
 
@@ -409,6 +409,56 @@ def test_bars_are_drawn_in_a_notebook(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     make_learner(Progress()).evaluate(batches(1))
     assert "0/1" in capsys.readouterr().out
+
+
+class Output:
+    """A cell's output: what `display` shows, and how often it was drawn again."""
+
+    def __init__(self):
+        self.shown = []
+
+    def display(self, content, display_id):
+        assert display_id is True
+        self.shown.append([content.data])
+        return self
+
+    def update(self, content):
+        self.shown[-1].append(content.data)
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    display = pytest.importorskip("IPython.display", reason="the extra `docs` has it")
+    output = Output()
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setattr(display, "display", output.display)
+    monkeypatch.setattr(live_chart, "REDRAW_SECONDS", 0.0)
+    return output
+
+
+def fit_with_a_chart(**options):
+    progress = Progress(file=io.StringIO(), chart=True)
+    learner = make_learner(progress, History(), Metrics())
+    for _ in range(2):
+        learner.fit(batches(2), batches(1), epochs=3, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"validate": every(updates=1)}])
+def test_chart_grows_in_a_notebook(cell, options):
+    fit_with_a_chart(**options)
+    assert len(cell.shown) == 2  # one a fit
+    first, *_ = cell.shown
+    points = [drawn.count(",") for drawn in first]
+    assert points == sorted(points)
+    assert len(set(points)) >= 3
+    assert first[-1].count("<svg") == 1
+    assert first[-1].count("<polyline") == 2
+
+
+def test_chart_is_drawn_in_notebooks_only(cell, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel")
+    fit_with_a_chart()
+    assert cell.shown == []
 
 
 def test_bars_go_to_a_file_in_a_notebook_only_if_asked_for(monkeypatch):

@@ -18,7 +18,7 @@ from loopkit.engine.kept.position import Position
 from loopkit.engine.life.brackets import Brackets
 from loopkit.engine.life.epoch import Epoch
 from loopkit.engine.life.requests import ExitRequest, Interrupted, Stop
-from loopkit.engine.life.signals import Signals
+from loopkit.engine.life.signals import Interruption, Signals
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.surroundings import Surroundings
 from loopkit.engine.life.validations import Validation
@@ -530,5 +530,5 @@ def check_count(name: str, value: Any, endless: bool = False) -> None:
 def _interruption(ending: ExitRequest) -> BaseException:
     """Return the exception that an interrupted process ends with."""
     if ending.signal == signal.SIGINT:
-        return KeyboardInterrupt()
+        return Interruption()
     return SystemExit(128 + ending.signal if ending.signal else PAUSED)

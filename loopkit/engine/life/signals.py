@@ -22,6 +22,21 @@ SAME = 0.2
 """Seconds in which a further SIGTERM is the same one: launchers and shells send one in several ways."""
 
 
+class Interruption(KeyboardInterrupt):
+    """Ctrl-C in a fit. A notebook shows it in one line; elsewhere it looks like any other `KeyboardInterrupt`."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows in place of a traceback."""
+        return ["KeyboardInterrupt: the fit was interrupted; call fit again to resume it"]
+
+    def __reduce__(self) -> tuple[type[KeyboardInterrupt], tuple[()]]:
+        return KeyboardInterrupt, ()
+
+
+for _name in ("__module__", "__qualname__", "__name__"):
+    setattr(Interruption, _name, getattr(KeyboardInterrupt, _name))
+
+
 class Signals:
     """Catch SIGINT, SIGTERM and SIGUSR1 from `install` to `remove`; afterwards the handlers are those from before.
 
@@ -116,7 +131,7 @@ class Signals:
             self._terminated = now
         self._notice()
         if number == signal.SIGINT:
-            self._raise(KeyboardInterrupt(), first)
+            self._raise(Interruption(), first)
         elif again:
             self._raise(SystemExit(128 + number), first)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from loopkit.author import nearest
+from loopkit.author import line_chart, nearest, paragraph
 from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, PluginError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LRFinderResult:
     """The result of a range test, one entry per update."""
 
@@ -63,6 +63,21 @@ class LRFinderResult:
         ax.set_ylabel("loss")
         ax.legend()
         return ax
+
+    def _repr_html_(self) -> str:
+        """The suggestion, and the picture of `plot`, in notebooks."""
+        found = "no learning rate: the loss did not fall" if self.suggestion is None else f"lr {self.suggestion:.2e}"
+        curves = {
+            "loss": list(zip(self.rates, self.losses, strict=True)),
+            "smoothed": list(zip(self.rates, self.smoothed, strict=True)),
+        }
+        marks = {} if self.suggestion is None else {f"suggestion {self.suggestion:.2e}": self.suggestion}
+        return paragraph(f"suggestion: {found}") + line_chart(curves, "loss", "lr", log=True, marks=marks)
+
+    def __repr__(self) -> str:
+        suggestion = "none" if self.suggestion is None else f"{self.suggestion:.2e}"
+        ended = ", diverged" if self.diverged else ""
+        return f"LRFinderResult(suggestion {suggestion}, {len(self.rates)} updates{ended})"
 
 
 class LRFinder:

@@ -525,6 +525,18 @@ def test_plot_draws_losses_and_suggestion():
     assert (lines, marked, scale) == ([[3.0, 2.0], [3.0, 2.5]], [0.2, 0.2], "log")
 
 
+@pytest.mark.parametrize("suggestion", [1e-2, None])
+@pytest.mark.parametrize("diverged", [False, True])
+def test_result_shows_its_picture_and_suggestion_in_a_cell(suggestion, diverged):
+    result = LRFinderResult([1e-3, 1e-2, 1e-1], [2.0, 1.0, 3.0], [2.0, 1.5, 2.2], suggestion, diverged)
+    shown = result._repr_html_()
+    assert shown.count("<polyline") == 2
+    assert shown.startswith("<p>suggestion: lr 1.00e-02</p>" if suggestion else "<p>suggestion: no learning rate")
+    assert (">suggestion 1.00e-02</text>" in shown) == (suggestion is not None)
+    found, end = "1.00e-02" if suggestion else "none", ", diverged" if diverged else ""
+    assert repr(result) == f"LRFinderResult(suggestion {found}, 3 updates{end})"
+
+
 def test_place_of_a_resumable_sampler_stays():
     data = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.ones(6, 1))
     loader = DataLoader(data, 2, sampler=ResumableSampler(data, seed=3))

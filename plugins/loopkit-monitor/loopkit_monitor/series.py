@@ -6,9 +6,9 @@ import os
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from loopkit_monitor.downsample import extremes
 from loopkit_monitor.lines import Points
 
-__all__ = ["FEWEST", "References", "Series", "Shelf"]
+__all__ = ["BLOCK", "FEWEST", "References", "Series", "Shelf"]
+
+BLOCK = 16_384
+"""Values of a series that are read at once."""
 
 FEWEST = 5
 """Points of a series that always stay."""
@@ -66,10 +69,11 @@ class Shelved:
     count: int
     kind: str
 
-    def read(self) -> NDArray[Any]:
-        """The array."""
+    def read(self, begin: int = 0, end: int | None = None) -> NDArray[Any]:
+        """The array, or what is between two places in it."""
         kind = np.dtype(self.kind)
-        return np.frombuffer(os.pread(self.file, self.count * kind.itemsize, self.begin), kind)
+        count = (self.count if end is None else end) - begin
+        return np.frombuffer(os.pread(self.file, count * kind.itemsize, self.begin + begin * kind.itemsize), kind)
 
 
 Column = NDArray[Any] | Shelved
@@ -83,6 +87,11 @@ class Part:
     value: Column
     time: Column
     count: int
+    first: int
+    """The step of its first point."""
+    last: int
+    undefined: bool
+    """Whether a value is undefined."""
 
     @property
     def shelved(self) -> bool:
@@ -102,6 +111,8 @@ class Series:
         """Points in memory."""
         self.version = 0
         """Rises when points are let go."""
+        self.rises = True
+        """Whether no step is below the one before."""
 
     def __len__(self) -> int:
         return sum(part.count for part in self.parts)
@@ -126,16 +137,45 @@ class Series:
         """Whether all points are kept."""
         return self.total == len(self)
 
-    def values_from(self, begin: int) -> NDArray[np.float64]:
-        """The values after the first ``begin``."""
-        kept: list[Column] = []
-        at = 0
+    @property
+    def undefined(self) -> bool:
+        """Whether any value is undefined."""
+        return any(part.undefined for part in self.parts)
+
+    def between(self, low: float | None, high: float | None) -> slice:
+        """The indices of the points between two steps, of a series that rises."""
+        return slice(
+            0 if low is None else self._place(low, "left"), len(self) if high is None else self._place(high, "right")
+        )
+
+    def _place(self, step: float, side: Literal["left", "right"]) -> int:
+        """How many points are before a step; or up to it, if the side is the right one."""
+        begin = 0
         for part in self.parts:
-            if at + part.count > begin:
-                values = _read(part.value)
-                kept.append(values[max(begin - at, 0) :])
+            if part.last < step or (part.last == step and side == "right"):
+                begin += part.count
+                continue
+            return begin + int(np.searchsorted(_read(part.step), step, side))
+        return begin
+
+    def blocks(self, begin: int = 0, end: int | None = None) -> Iterator[NDArray[np.float64]]:
+        """The values between two indices, `BLOCK` at a time."""
+        end = len(self) if end is None else end
+        held: list[NDArray[np.float64]] = []
+        at = length = 0
+        for part in self.parts:
+            low, high = max(begin - at, 0), min(end - at, part.count)
             at += part.count
-        return _joined(kept, np.float64)
+            while low < high:
+                upto = min(high, low + BLOCK - length)
+                held.append(_read(part.value, low, upto))
+                length += upto - low
+                low = upto
+                if length == BLOCK:
+                    yield np.concatenate(held)
+                    held, length = [], 0
+        if length:
+            yield np.concatenate(held)
 
     def at(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The steps and times of some points, of rising indices."""
@@ -158,14 +198,19 @@ class Series:
         self.held += count
         self.phase = points.phase
         last = self.parts[-1] if self.parts else None
+        about = (int(points.step[0]), int(points.step[-1]), bool(np.isnan(points.value).any()))
+        rises = bool((points.step[1:] >= points.step[:-1]).all()) and (last is None or about[0] >= last.last)
+        self.rises = self.rises and rises
         if last is not None and not last.shelved and last.count + count <= SMALL:
             step, value, time = (
                 np.concatenate([_read(old), new])
                 for old, new in ((last.step, points.step), (last.value, points.value), (last.time, points.time))
             )
-            self.parts[-1] = Part(step, value, time, last.count + count)
+            self.parts[-1] = Part(
+                step, value, time, last.count + count, last.first, about[1], last.undefined or about[2]
+            )
         else:
-            self.parts.append(Part(points.step, points.value, points.time, count))
+            self.parts.append(Part(points.step, points.value, points.time, count, *about))
 
     def put_away(self, shelf: Shelf, known: dict[int, Shelved]) -> None:
         """Move what is in memory to a shelf.
@@ -189,13 +234,14 @@ class Series:
         value = self.value
         kept = extremes(value, max(len(value) // 2, FEWEST))
         step, time = self.at(kept)
-        self.parts = [Part(step, value[kept], time, len(kept))]
+        undefined = bool(np.isnan(value[kept]).any())
+        self.parts = [Part(step, value[kept], time, len(kept), int(step[0]), int(step[-1]), undefined)]
         self.held = len(kept)
         self.version += 1
 
 
-def _read(column: Column) -> NDArray[Any]:
-    return column.read() if isinstance(column, Shelved) else column
+def _read(column: Column, begin: int = 0, end: int | None = None) -> NDArray[Any]:
+    return column.read(begin, end) if isinstance(column, Shelved) else column[begin:end]
 
 
 def _joined(columns: Iterable[Column], kind: type) -> NDArray[Any]:

@@ -74,13 +74,13 @@ class ServerError(Exception):
 class Options:
     """The options of the server.
 
-        Args:
-            root: The folder of the runs.
-            host: The address to listen on.
-            port: 0 for any that is free.
-    token: The token that the address must have; None for none, on this machine only.
-            names: Further host names under which it is asked for.
-            idle: Seconds after which it ends without a request and a live run; None for never.
+    Args:
+        root: The folder of the runs.
+        host: The address to listen on.
+        port: 0 for any that is free.
+        token: The token that the address must have; None for none, on this machine only.
+        names: Further host names under which it is asked for.
+        idle: Seconds after which it ends without a request and a live run; None for never.
     """
 
     root: Path

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Mean"]
+from loopkit_monitor.series import BLOCK, Series
+
+__all__ = ["Mean", "Means"]
 
 PART = 16_384
 """Values that are summed up together: they fit into a processor's cache."""
 NOTHING = 1e-18
 """A weight below which a value does not change a mean."""
+MOST_WEIGHTS = 16
+"""Weights of which the sums of a curve are kept."""
 
 
 @dataclass
@@ -58,10 +64,20 @@ class Mean:
         for begin in range(0, len(values), PART):
             part = values[begin : begin + PART]
             sums = self._sums(part)
-            passed = np.arange(self.count + 1, self.count + len(part) + 1)
-            means[begin : begin + PART] = sums / -np.expm1(passed * math.log(self.weight))
+            self._correct(sums, means[begin : begin + PART])
             self.sum, self.count = float(sums[-1]), self.count + len(part)
         return means
+
+    def _correct(self, sums: NDArray[np.float64], means: NDArray[np.float64]) -> None:
+        """Divide the sums by the weight of the values so far, as far as that is below 1."""
+        means[:] = sums
+        first = max(min(self._reach() - self.count, len(sums)), 0)
+        passed = np.arange(self.count + 1, self.count + first + 1)
+        means[:first] /= -np.expm1(passed * math.log(self.weight))
+
+    def _reach(self) -> int:
+        """Return after how many values a value no longer changes the mean."""
+        return math.ceil(math.log(NOTHING) / math.log(self.weight))
 
     def _sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The weighted sums: of one value, of two, of four and so on, until the weights are negligible."""
@@ -72,5 +88,52 @@ class Mean:
             reach *= 2
             weight *= weight
         if self.sum:
-            sums += self.sum * self.weight ** np.arange(1, len(sums) + 1)
+            near = min(self._reach(), len(sums))
+            sums[:near] += self.sum * self.weight ** np.arange(1, near + 1)
         return sums
+
+
+class Means:
+    """The means of curves, with the sums before each block: a zoom begins there, and not at the first point."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Series, tuple[int, dict[float, list[Mean]]]] = WeakKeyDictionary()
+
+    def blocks(self, series: Series, weight: float, begin: int, end: int) -> Iterator[NDArray[np.float64]]:
+        """The means at the points between two indices, a block at a time."""
+        known = self._sums(series, weight)
+        at = min(begin // BLOCK, len(known) - 1)
+        for values in series.blocks(at * BLOCK):
+            if at * BLOCK >= end:
+                return
+            mean = Mean(weight, known[at].sum, known[at].count)
+            means = mean.of(values)
+            at += 1
+            if at == len(known) and len(values) == BLOCK:
+                known.append(mean)
+            begin_of_block = (at - 1) * BLOCK
+            if (inside := means[max(begin - begin_of_block, 0) : end - begin_of_block]).size:
+                yield inside
+
+    def last(self, series: Series, weight: float) -> Mean:
+        """What it takes to continue the mean after the last point."""
+        known = self._sums(series, weight)
+        for _ in self.blocks(series, weight, len(series) - 1, len(series)):
+            pass
+        at = len(known) - 1
+        mean = Mean(weight, known[at].sum, known[at].count)
+        for values in series.blocks(at * BLOCK):
+            mean.of(values)
+        return mean
+
+    def _sums(self, series: Series, weight: float) -> list[Mean]:
+        """The mean before each block, as far as it is known."""
+        version, weights = self._known.get(series, (series.version, {}))
+        if version != series.version:
+            weights = {}
+        self._known[series] = series.version, weights
+        if weight not in weights:
+            while len(weights) >= MOST_WEIGHTS:
+                del weights[next(iter(weights))]
+            weights[weight] = [Mean(weight)]
+        return weights[weight]

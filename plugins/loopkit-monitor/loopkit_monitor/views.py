@@ -8,17 +8,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loopkit_monitor.downsample import extremes
+from loopkit_monitor.downsample import extremes, extremes_of
 from loopkit_monitor.notes import Notes
 from loopkit_monitor.series import References, Series
-from loopkit_monitor.smoothing import Mean
+from loopkit_monitor.smoothing import Means
 from loopkit_monitor.store import Run, Store, UnknownRun
 
 __all__ = ["curves", "encode", "media", "note", "rows", "run", "runs", "series"]
@@ -30,8 +30,6 @@ MOST_LISTED = 500
 MOST_BYTES = 8 << 20
 """The most bytes of the lines in one answer."""
 DEFAULT_POINTS = 2_000
-MOST_MEANS = 4_000_000
-"""Values of smoothed curves that are kept for the next question."""
 MOST_COLUMNS = 400
 """Names of which the table has a value of a run."""
 MOST_POINTS = 100_000
@@ -189,24 +187,29 @@ def series(
         if each is None:
             continue
         inside = _between(each, low, high)
-        values = each.value
-        whole = len(inside) == len(values)
+        whole = _count(inside) == len(each)
         made[name] = {
-            **_thinned(each, values, inside, points),
-            "total": each.total if whole else len(inside),
+            **_thinned(each, inside, points, 0.0),
+            "total": each.total if whole else _count(inside),
             "exact": each.exact and not found.sampled,
         }
         if smooth:
-            means, mean = _MEANS.of(each, smooth)
-            made[name]["smooth"] = _thinned(each, means, inside, points)
-            made[name]["mean"] = [mean.sum, mean.count]
+            made[name]["smooth"] = _thinned(each, inside, points, smooth)
+            if whole:
+                mean = _MEANS.last(each, smooth)
+                made[name]["mean"] = [mean.sum, mean.count]
     return {"id": id, "series": made, "seq": seq(store)}
 
 
-def _between(series: Series, low: float | None, high: float | None) -> NDArray[np.int64]:
-    """The indices of the points between two steps."""
-    if low is None and high is None:
-        return np.arange(len(series))
+_MEANS = Means()
+Inside = slice | NDArray[np.int64]
+"""Points of a series: those between two indices, or those of some indices."""
+
+
+def _between(series: Series, low: float | None, high: float | None) -> Inside:
+    """The points between two steps."""
+    if series.rises:
+        return series.between(low, high)
     step = series.step
     inside = np.ones(len(step), bool)
     if low is not None:
@@ -216,34 +219,28 @@ def _between(series: Series, low: float | None, high: float | None) -> NDArray[n
     return np.flatnonzero(inside)
 
 
-def _thinned(series: Series, values: NDArray[np.float64], inside: NDArray[np.int64], points: int) -> dict[str, Any]:
-    """Some of these points, with the lowest and highest of each part."""
-    chosen = inside[extremes(values[inside], points)]
+def _count(inside: Inside) -> int:
+    return max(inside.stop - inside.start, 0) if isinstance(inside, slice) else len(inside)
+
+
+def _thinned(series: Series, inside: Inside, points: int, smooth: float) -> dict[str, Any]:
+    """Some of these points, or of their means, with the lowest and highest of each part."""
+    if isinstance(inside, slice):
+        begin, end = inside.start, inside.stop
+        blocks = _MEANS.blocks(series, smooth, begin, end) if smooth else series.blocks(begin, end)
+        chosen, values = extremes_of(blocks, _count(inside), points, undefined=series.undefined)
+        chosen += begin
+    else:
+        every = _joined(_MEANS.blocks(series, smooth, 0, len(series))) if smooth else series.value
+        picked = extremes(every[inside], points)
+        chosen, values = inside[picked], every[inside[picked]]
     step, time = series.at(chosen)
-    return {"step": step.tolist(), "value": _numbers(values[chosen]), "time": time.tolist()}
+    return {"step": step.tolist(), "value": _numbers(values), "time": time.tolist()}
 
 
-class _Means:
-    """The means of curves that were asked for last: a zoom asks for the same ones."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, float], tuple[Series, int, NDArray[np.float64], Mean]] = OrderedDict()
-
-    def of(self, series: Series, weight: float) -> tuple[NDArray[np.float64], Mean]:
-        """The mean at each point of a curve, and what it takes to continue it."""
-        key = id(series), weight
-        known, version, means, mean = self._known.pop(key, (None, 0, np.empty(0), Mean(weight)))
-        if known is not series or version != series.version:
-            means, mean = np.empty(0), Mean(weight)
-        if len(means) < len(series):
-            means = np.concatenate([means, mean.of(series.values_from(len(means)))])
-        self._known[key] = series, series.version, means, mean
-        while len(self._known) > 1 and sum(len(each[2]) for each in self._known.values()) > MOST_MEANS:
-            self._known.popitem(last=False)
-        return means, mean
-
-
-_MEANS = _Means()
+def _joined(blocks: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
+    found = list(blocks)
+    return np.concatenate(found) if found else np.empty(0)
 
 
 def media(store: Store, id: str, name: str, index: int | None = None, limit: int = 50) -> dict[str, Any]:

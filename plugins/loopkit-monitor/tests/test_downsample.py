@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopkit_monitor.downsample import extremes
+from loopkit_monitor.downsample import extremes, extremes_of
 
 
 @settings(max_examples=200, deadline=None)
@@ -32,3 +32,17 @@ def test_one_peak_in_a_million_shows():
 def test_too_few_points_are_refused():
     with pytest.raises(ValueError, match="points is 4"):
         extremes(np.zeros(9), 4)
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (7, 900), (40_000, 40_001, 70_000)])
+@pytest.mark.parametrize("undefined", [False, True])
+@pytest.mark.parametrize("points", [5, 200, 1600])
+def test_a_curve_in_blocks_has_the_points_of_the_whole(cuts, undefined, points):
+    values = np.random.default_rng(0).standard_normal(100_003)
+    if undefined:
+        values[[0, 500, 40_000, 100_002]] = np.nan
+    blocks = np.split(values, cuts)
+    chosen, there = extremes_of(blocks, len(values), points, undefined=undefined)
+    assert chosen.tolist() == extremes(values, points).tolist()
+    assert np.array_equal(there, values[chosen], equal_nan=True)
+    assert len(chosen) <= points

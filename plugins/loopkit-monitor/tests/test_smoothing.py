@@ -8,6 +8,7 @@ import pytest
 from support import Writer
 
 from loopkit_monitor import views
+from loopkit_monitor.series import Series
 from loopkit_monitor.smoothing import Mean
 from loopkit_monitor.store import Store
 
@@ -83,6 +84,27 @@ def test_smoothed_curve_of_a_run_is_the_same_at_every_zoom(tmp_path, count):
         shown = views.series(store, "a", ["loss"], 200, low, high, smooth=0.99)["series"]["loss"]["smooth"]
         assert len(shown["step"]) > 10
         assert np.abs(expected[np.array(shown["step"]) - 1] - np.array(shown["value"])).max() < 1e-6
+
+
+@pytest.mark.parametrize("weight", [0.6, 0.99, 0.9999])
+@pytest.mark.parametrize("odd", [None, np.nan, np.inf])
+def test_zoom_begins_at_the_sums_before_it_and_reads_little(tmp_path, weight, odd, monkeypatch):
+    values = noise(60_000)
+    if odd is not None:
+        values[[3, 20_000, 40_001]] = odd
+    store = Store(tmp_path, most_points=5000)
+    write(tmp_path, "a", [str(value) if not np.isfinite(value) else value for value in values.tolist()])
+    store.poll()
+    expected = direct(values, weight)
+    views.series(store, "a", ["loss"], 200, smooth=weight)
+    seen = []
+    blocks = Series.blocks
+    monkeypatch.setattr(Series, "blocks", lambda *given: (seen.append(each) or each for each in blocks(*given)))
+    shown = views.series(store, "a", ["loss"], 200, 50_000, 52_000, smooth=weight)["series"]["loss"]["smooth"]
+    assert np.allclose(
+        expected[np.array(shown["step"]) - 1], np.array(shown["value"], float), rtol=1e-9, equal_nan=True
+    )
+    assert sum(map(len, seen)) < 30_000
 
 
 def test_smoothed_curves_of_two_runs_keep_their_rank(tmp_path):

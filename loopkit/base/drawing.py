@@ -1,0 +1,139 @@
+"""Charts as SVG, for notebooks: small, and without a library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+COLORS = ("#3d6be0", "#c8590f", "#0d8a6a", "#a03fb0", "#8a6d00", "#c2334d", "#2b7fa8", "#6b6b6b")
+WIDTH = 420
+HEIGHT = 220
+LEFT = 56
+RIGHT = 12
+TOP = 40
+BOTTOM = 30
+"""The last four are the room around the curves."""
+LETTER = 7
+"""The width of a character of a legend."""
+STEPS = (1, 2, 5, 10)
+Point = tuple[float, float]
+
+
+def line_chart(
+    curves: Mapping[str, Sequence[Point]],
+    title: str = "",
+    x: str = "",
+    *,
+    log: bool = False,
+    marks: Mapping[str, float] | None = None,
+) -> str:
+    """Draw curves into one chart, as SVG with a legend; points that are infinite or undefined are left out.
+
+    Args:
+        curves: By name, the points of each.
+        title: What is drawn.
+        x: The name of the horizontal axis.
+        log: Give the horizontal axis powers of ten; points at 0 and below are left out.
+        marks: By name, places of vertical lines.
+
+    >>> line_chart({"val": [(1, 0.5), (2, 0.25)]}, "loss", "epoch").count("<polyline")
+    1
+    """
+    marks = marks or {}
+    drawn = {name: [point for point in points if _is_drawn(point, log)] for name, points in curves.items()}
+    every = [point for points in drawn.values() for point in points]
+    place_x = _placing([at for at, _ in every] + list(marks.values()), LEFT, WIDTH - RIGHT, log)
+    place_y = _placing([value for _, value in every], HEIGHT - BOTTOM, TOP, False)
+    parts = [_text(WIDTH / 2, 14, title, "middle", bold=True), _text(WIDTH / 2, HEIGHT - 2, x, "middle")]
+    parts += [_tick_y(value, place_y(value)) for value in _ticks([value for _, value in every], False)]
+    parts += [_tick_x(at, place_x(at)) for at in _ticks([at for at, _ in every], log)]
+    colors = {name: COLORS[number % len(COLORS)] for number, name in enumerate(drawn)}
+    for name, points in drawn.items():
+        line = " ".join(f"{place_x(at):.1f},{place_y(value):.1f}" for at, value in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colors[name]}" stroke-width="1.8"/>')
+    for at in marks.values():
+        parts.append(
+            f'<line x1="{place_x(at):.1f}" x2="{place_x(at):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="gray" '
+            f'stroke-dasharray="5 4"/>'
+        )
+    parts += _legend({**colors, **dict.fromkeys(marks, "gray")})
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    style = 'font-family="sans-serif" font-size="11" fill="currentColor"'
+    label = escape(f"{title} over {x}: {', '.join(drawn)}")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style} role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    )
+
+
+def charts(rows: Sequence[Mapping[str, Any]], x: str) -> str:
+    """Draw the metrics of a history's rows, such as ``"val/loss"``: a chart a metric, with a curve for each phase.
+
+    Args:
+        rows: The rows, of numbers by name.
+        x: The name of the number to draw over, which is in each row.
+
+    >>> charts([{"epoch": 1, "val/loss": 0.5}, {"epoch": 1, "train/loss": 0.7}], "epoch").count("<svg")
+    1
+    """
+    panels: dict[str, dict[str, list[Point]]] = {}
+    for row in rows:
+        for name in (name for name in row if "/" in name):
+            phase, _, metric = name.partition("/")
+            panels.setdefault(metric, {}).setdefault(phase, []).append((row[x], row[name]))
+    return f"<div>{''.join(line_chart(curves, metric, x) for metric, curves in panels.items())}</div>"
+
+
+def _is_drawn(point: Point, log: bool) -> bool:
+    return math.isfinite(point[0]) and math.isfinite(point[1]) and (point[0] > 0 or not log)
+
+
+def _placing(values: Sequence[float], begin: float, end: float, log: bool) -> Callable[[float], float]:
+    """From values to places; a single value is in the middle."""
+    form: Callable[[float], float] = math.log10 if log else float
+    low = form(min(values, default=1))
+    high = form(max(values, default=2))
+    if low == high:
+        return lambda value: (begin + end) / 2
+    return lambda value: begin + (form(value) - low) / (high - low) * (end - begin)
+
+
+def _ticks(values: Sequence[float], log: bool) -> list[float]:
+    """Round values that an axis names."""
+    if not values or min(values) == max(values):
+        return sorted(set(values))
+    low = min(values)
+    high = max(values)
+    if log:
+        first = math.ceil(math.log10(low))
+        last = math.floor(math.log10(high))
+        each = max((last - first) // 4, 1)
+        return [10.0**power for power in range(first, last + 1, each)] or [low, high]
+    size = 10 ** math.floor(math.log10((high - low) / 4))
+    step = next(size * factor for factor in STEPS if size * factor * 4 >= high - low)
+    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _text(x: float, y: float, text: str, anchor: str, bold: bool = False) -> str:
+    weight = ' font-weight="600"' if bold else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{weight}>{escape(text)}</text>'
+
+
+def _tick_x(value: float, at: float) -> str:
+    return _text(at, HEIGHT - BOTTOM + 14, f"{value:.6g}", "middle")
+
+
+def _tick_y(value: float, at: float) -> str:
+    line = f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="gray" stroke-opacity="0.25"/>'
+    return line + _text(LEFT - 6, at + 4, f"{value:.6g}", "end")
+
+
+def _legend(colors: Mapping[str, str]) -> list[str]:
+    parts = []
+    at = float(LEFT)
+    for name, color in colors.items():
+        parts.append(f'<rect x="{at:.0f}" y="24" width="12" height="3" fill="{color}"/>')
+        parts.append(_text(at + 16, 29, name, "start"))
+        at += 30 + LETTER * len(name)
+    return parts
