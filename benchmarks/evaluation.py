@@ -83,18 +83,21 @@ def measured(name: str, rounds: int, runs: int) -> dict[str, Any]:
     return figures
 
 
-def compiled(name: str, rounds: int, runs: int) -> dict[str, Any]:
-    """The ratios of compiled epochs to eager ones."""
+def learners_of(name: str) -> list[Learner]:
+    """An eager learner of a model, and one whose steps are compiled."""
     from loopkit_whole_step import WholeStep
 
-    make, batch, loss_fn, accuracy, _ = MODELS[name]
+    make, _, loss_fn, accuracy, _ = MODELS[name]
     torch.manual_seed(0)
-    batches, model = [batch() for _ in range(10)] * (BATCHES // 10), make()
-    metrics = [Accuracy(axis=1)] if accuracy else []
-    eager, whole = (
-        Learner(model, loss_fn, plugins=[Metrics(*metrics), *more], standard=False)
-        for more in ([], [WholeStep("always", show=False)])
-    )
+    model, metrics = make(), [Accuracy(axis=1)] if accuracy else []
+    stacks = [[Metrics(*metrics)], [Metrics(*metrics), WholeStep("always", show=False)]]
+    return [Learner(model, loss_fn, plugins=stack, standard=False) for stack in stacks]
+
+
+def compiled(name: str, rounds: int, runs: int) -> dict[str, Any]:
+    """The ratios of compiled epochs to eager ones."""
+    eager, whole = learners_of(name)
+    batches = [MODELS[name][1]() for _ in range(10)] * (BATCHES // 10)
     figures: dict[str, Any] = {}
     for what in ("evaluate", "predict"):
         sides = {side: getattr(learner, what) for side, learner in {"whole": whole, "eager": eager}.items()}
