@@ -74,6 +74,8 @@ class DataCheck:
         self.repeats = repeats
         self._found: str | None = None
         self._after_first: Any = None
+        self._late: tuple[str | None, Any] | None = None
+        """The digest of a batch that depends on numbers which were drawn on the way, and the generators there."""
 
     @classmethod
     def of(cls, saved: Mapping[str, Any], facts: Mapping[str, Any], known: bool) -> DataCheck:
@@ -108,9 +110,28 @@ class DataCheck:
         return used
 
     def _look(self, batch: Any) -> None:
-        """Look at a batch, unless it depends on random numbers that training drew in between."""
-        if same(generators.save(), self._after_first):
+        """Look at a batch; one that depends on random numbers which training drew in between proves nothing."""
+        now = generators.save()
+        if same(now, self._after_first):
             self._found = digest(batch)
+        else:
+            self._late = digest(batch), now
+
+    def drew_otherwise(self, at: Any) -> bool:
+        """Whether data that draw on the way were made again with other numbers, since training draws there, too.
+
+        Args:
+            at: The states of the global generators at the position.
+        """
+        if self._late is None or None in (self._late[0], self.expected) or self._late[0] == self.expected:
+            return False
+        made = self._late[1]
+        before = generators.save()
+        generators.restore(at)
+        then = generators.save()
+        generators.restore(before)
+        late = [name for name in made if not same(made[name], self._after_first.get(name))]
+        return any(not same(made[name], then.get(name)) for name in late)
 
     def read(self, parts: DataParts, make: Callable[[], Any]) -> None:
         """Look at a batch that is made once more, which leaves all generators where they are."""

@@ -15,6 +15,7 @@ from loopkit.engine.kept.left_open import LeftOpen
 from loopkit.engine.kept.loader_positions import (
     batches_of,
     begin,
+    draws_order_at_once,
     epoch_length,
     facts,
     keeps_place,
@@ -165,6 +166,13 @@ class DataPlaces:
             proof = DataCheck.of(epoch.saved or {}, facts(data), epoch.first_process)
             shared = self._shared(epoch.phase.name)
             batches = resume(data, saved, passed, function=function, shared=shared, proof=proof)
+            if proof.drew_otherwise(self._open.random_state()) and not draws_order_at_once(data):
+                self._name(
+                    f"the data of phase {epoch.phase.name!r} ({type(data).__name__}) draw from the global random "
+                    f"generators in mid-epoch, as training does. The {epoch.steps} batches before the position were "
+                    f"made again with other numbers, so those that come may have another order. Give the data a "
+                    f"generator of their own, as in DataLoader(generator=torch.Generator())"
+                )
             proof.judge(epoch.agree_on(proof.problem(epoch.phase.name, data, epoch.steps)), self._other_data)
         if not epoch.alone and not epoch.made:  # else it is of this epoch alone
             self._remember(epoch.phase.name, data)

@@ -476,6 +476,14 @@ def _parts(data: Any, function: Any = None) -> DataParts:
     return DataParts(data, function, states=kind not in (LOADER, STATEFUL), without=_sampler(data))
 
 
+def draws_order_at_once(data: Any) -> bool:
+    """Whether it is known that data draw the order of an epoch before its first batch: samplers of torch do."""
+    if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
+        return False
+    samplers = (data.sampler, data.batch_sampler)
+    return all(each is None or type(each).__module__.startswith(("torch.", "loopkit.")) for each in samplers)
+
+
 def start_over(data: Any) -> None:
     """Let the loaders in data begin with their epoch 0, unless they were told another."""
     target = data if isinstance(data, Loader) else _sampler(data)
