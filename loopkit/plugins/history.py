@@ -78,8 +78,6 @@ class History(Shown):
         if steps:  # the rest is the same in every process, and need not be collected
             self.reshard = self._reshard
             self.reshard_store = self._reshard_store
-        elif type(self).step_end is History.step_end:
-            vars(self)["step_end"] = None  # no listener: a hook that does nothing would cost its call
 
     @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
     def fit_begin(self, learner: Learner) -> None:
@@ -108,15 +106,17 @@ class History(Shown):
             keep["now"] = store["running"] = _Running(now - saved["seconds"], [*saved["steps"]], [*saved["losses"]])
         return keep["now"]  # type: ignore[no-any-return]
 
-    @hookimpl(reads=("loss",))
+    def _keeps_steps(self) -> bool:
+        return self._steps
+
+    @hookimpl(when=_keeps_steps, reads=("loss",))
     def step_end(self, step: Step) -> None:
         """Keep the loss, unread."""
-        if self._steps:
-            loss = getattr(step, "loss", None)
-            if isinstance(loss, Tensor):
-                now = self._running(step.epoch)
-                now.steps.append(step.index)
-                now.losses.append(loss.detach().mean())
+        loss = getattr(step, "loss", None)
+        if isinstance(loss, Tensor):
+            now = self._running(step.epoch)
+            now.steps.append(step.index)
+            now.losses.append(loss.detach().mean())
 
     @hookimpl(reads=("metrics", "progress"))
     def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:

@@ -48,19 +48,22 @@ class LogMetrics(Shown):
             raise PluginError(f"LogMetrics: every is {every!r}: it counts training steps, from 1")
         self.name = name
         self.every = every
-        for hook in self.optional if every is None else ():
-            vars(self)[hook] = None  # no listener: a hook that does nothing would cost its call
         self._rates: dict[str, Any] = {}
         """The learning rates of the step's updates, if the step will be logged."""
 
-    @hookimpl(phase="training", reads=("optimizer.lr", "progress"))
+    @hookimpl(when=lambda plugin: plugin.every is not None, phase="training", reads=("optimizer.lr", "progress"))
     def step_begin(self, learner: Learner) -> None:
         """Keep the learning rates, which a schedule changes as soon as an update is made."""
         if self.every is not None and (learner.progress.steps + 1) % self.every == 0:
             for name in learner.optimizers:
                 self._rates |= learning_rates(learner, name)
 
-    @hookimpl(phase="training", reads=("loss", "optimizer.lr", "progress"), after=("metrics",))
+    @hookimpl(
+        when=lambda plugin: plugin.every is not None,
+        phase="training",
+        reads=("loss", "optimizer.lr", "progress"),
+        after=("metrics",),
+    )
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Log what there is by now, if it is due."""
         if self.every is None or learner.progress.steps % self.every:

@@ -119,10 +119,6 @@ class StopOnNonFinite(Shown):
         self.rollbacks = 0
         """Rollbacks so far."""
         self._goes_on = policy != "raise"
-        flags = ("epoch_context", "update_begin", "update_end", "update_skipped")
-        unused = (*(() if self._goes_on else ("step_begin",)), *(() if gradients or self._goes_on else flags))
-        for hook in unused:
-            vars(self)[hook] = None  # no listener: a hook that does nothing would cost its call
         self._late = False if self._goes_on else late
         self._flagged: torch.optim.Optimizer | None = None
         """The fused optimizer that holds a flag of ours."""
@@ -135,12 +131,18 @@ class StopOnNonFinite(Shown):
             return ""
         return "stop_on_non_finite looks at step.loss when a step ends, after its updates, and not at gradients"
 
+    def _puts_back(self) -> bool:
+        return self._goes_on
+
+    def _looks_at_gradients(self) -> bool:
+        return bool(self.gradients) or self._goes_on
+
     def _changed(self) -> tuple[str, ...]:
         if not self._goes_on:
             return ()
         return ("buffers", "params", "optimizer.state") if self.policy == "rollback" else ("buffers",)
 
-    @hookimpl
+    @hookimpl(when=_looks_at_gradients)
     @contextmanager
     def epoch_context(self) -> Iterator[None]:
         """Take the flag from a fused optimizer, whatever was raised."""
@@ -156,7 +158,7 @@ class StopOnNonFinite(Shown):
             keep["now"] = _Watched(epoch.store(self).setdefault("buffers", []) if self._goes_on else [])
         return keep["now"]  # type: ignore[no-any-return]
 
-    @hookimpl(updates=_changed)
+    @hookimpl(when=_puts_back, updates=_changed)
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Copy what may have to go back: the buffers, and for rollback sometimes the rest."""
         if not phase.training:
@@ -213,7 +215,7 @@ class StopOnNonFinite(Shown):
                 f"Look at this batch, or lower lr"
             )
 
-    @hookimpl(reads=("grads",), updates=_changed)
+    @hookimpl(when=_looks_at_gradients, reads=("grads",), updates=_changed)
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Look at the gradients as the optimizer will get them."""
         self._take_flag()
@@ -269,13 +271,13 @@ class StopOnNonFinite(Shown):
             return lambda step: torch.isfinite(_largest([p.grad for p in step.params if p.grad is not None]))
         return None
 
-    @hookimpl
+    @hookimpl(when=_looks_at_gradients)
     def update_end(self) -> None:
         """Take the flag from a fused optimizer; the parameters have moved, by good gradients."""
         self._take_flag()
         self.skips = 0
 
-    @hookimpl
+    @hookimpl(when=_looks_at_gradients)
     def update_skipped(self) -> None:
         """Take the flag from a fused optimizer, which another plugin has kept from its update."""
         self._take_flag()

@@ -72,8 +72,6 @@ class LogGradients(Shown):
         self._copies: list[Tensor] = []
         self._members: dict[str, tuple[Sequence[Tensor], Members]] = {}
         """By optimizer: its parameters, and their parts."""
-        if not ratio:
-            vars(self)["update_skipped"] = None  # no listener: there is nothing to let go of
 
     @hookimpl(reads=("grads", "params"))
     def update_begin(self, learner: Learner, step: Step) -> None:
@@ -103,7 +101,7 @@ class LogGradients(Shown):
             for part, norm in norms(changes, parts).items():
                 learner.log("/".join(["update_ratio", *where, *part]), norm / sizes[part])
 
-    @hookimpl
+    @hookimpl(when=lambda plugin: plugin.ratio)
     def update_skipped(self) -> None:
         """Let go of the copies."""
         self._copies = []

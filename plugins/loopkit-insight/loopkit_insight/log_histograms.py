@@ -67,8 +67,6 @@ class LogHistograms(Shown):
         """By optimizer: its parameters, and the logged ones by name."""
         self._of_gradients: dict[str, Histogram] = {}
         """The histograms of the current update."""
-        if not gradients:
-            vars(self)["update_begin"] = None  # no listener: a hook that does nothing would cost its call
 
     @hookimpl(reads=("model",))
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
@@ -78,7 +76,7 @@ class LogHistograms(Shown):
             raise PluginError(f"plugin {self.name!r}: parameters={nothing_matches(self.parameters, names)}")
         return model
 
-    @hookimpl(reads=("grads",))
+    @hookimpl(when=lambda plugin: plugin.gradients, reads=("grads",))
     def update_begin(self, learner: Learner, step: Step) -> None:
         """Count the gradients, if it is due."""
         self._of_gradients = {}
