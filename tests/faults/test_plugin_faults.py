@@ -50,7 +50,7 @@ OF_EPOCH, OF_STEP = ("epoch_begin", "epoch_end", "phase_end"), ("step_begin", "f
 OF_TRAINING = ("backward_begin", "backward_end", "update_begin", "update_end", "update_skipped")
 REPLACEMENTS = ("optimizer_step", "take_step")
 SITES = [
-    *(Site(hook, phase="") for hook in ("setup_model", "fit_begin", "fit_end")),
+    *(Site(hook, phase="") for hook in ("setup_model", "fit_begin", "cycle_end", "fit_end")),
     *(Site(hook) for hook in (*OF_EPOCH, *OF_STEP, *OF_TRAINING, "step_cancelled", "move_batch", *REPLACEMENTS)),
     *(Site(hook, phase="val") for hook in (*OF_EPOCH, *OF_STEP, "step_cancelled", "move_batch")),
     *(
@@ -106,6 +106,10 @@ class Faulty:
     def fit_begin(self):
         self.counts["fit_begin"] += 1
         self.reached("fit_begin")
+
+    @hookimpl
+    def cycle_end(self):
+        self.reached("cycle_end")
 
     @hookimpl
     def fit_end(self):

@@ -13,7 +13,7 @@ from loopkit.author import Shown, nearest, snake_case
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase
-from loopkit_lightning.common import LIMITS, load, made, needed, plain
+from loopkit_lightning.common import LIMITS, is_needed, load, made, plain
 from loopkit_lightning.trainer import Module, Now, Trainer
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class LightningCallback(Shown):
         self._call("on_train_start")
         self._ask()
 
-    @hookimpl(when=needed("epoch_begin"))
+    @hookimpl(when=is_needed("epoch_begin"))
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Run its hooks for the start of an epoch, unless it is resumed."""
         self._enter(learner, phase)
@@ -254,7 +254,7 @@ class LightningCallback(Shown):
             self._call(f"on_{stage}_epoch_start")
             self._ask()
 
-    @hookimpl(when=needed("step_begin"))
+    @hookimpl(when=is_needed("step_begin"))
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hooks for the start of a step."""
         self._enter(learner, phase, step)
@@ -262,17 +262,17 @@ class LightningCallback(Shown):
         self._call(f"on_{_stage(phase)}_batch_start", step.batch if self._takes_data else None, step.index)
         self._ask()
 
-    @hookimpl(when=needed("backward_begin"))
+    @hookimpl(when=is_needed("backward_begin"))
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hook before backward."""
         self._in_step(learner, phase, step, "on_before_backward", step.loss)
 
-    @hookimpl(when=needed("backward_end"))
+    @hookimpl(when=is_needed("backward_end"))
     def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hook after backward."""
         self._in_step(learner, phase, step, "on_after_backward")
 
-    @hookimpl(when=needed("update_begin"))
+    @hookimpl(when=is_needed("update_begin"))
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hook before an optimizer steps."""
         self._in_step(learner, phase, step, "on_before_optimizer_step", step.optimizer)
@@ -282,7 +282,7 @@ class LightningCallback(Shown):
         self._call(hook, *values)
         self._ask()
 
-    @hookimpl(when=needed("step_end"))
+    @hookimpl(when=is_needed("step_end"))
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Run its hooks for the end of a step."""
         self._enter(learner, phase, step)
@@ -290,7 +290,7 @@ class LightningCallback(Shown):
         self._call(f"on_{_stage(phase)}_batch_end", outputs, batch, step.index)
         self._ask()
 
-    @hookimpl(when=needed("epoch_end"))
+    @hookimpl(when=is_needed("epoch_end"))
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Run its hooks for the end of an epoch that does not train."""
         self._enter(learner, phase)
@@ -298,7 +298,7 @@ class LightningCallback(Shown):
             self._call(f"on_{_stage(phase)}_epoch_end")
             self._ask()
 
-    @hookimpl(when=needed("phase_end"))
+    @hookimpl(when=is_needed("phase_end"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Run its hooks after an epoch; for a training epoch of ``fit`` they run in ``cycle_end``."""
         now = self._now
@@ -313,7 +313,7 @@ class LightningCallback(Shown):
             self._end_train_epoch()
         self._ask()
 
-    @hookimpl(when=needed("cycle_end"))
+    @hookimpl(when=is_needed("cycle_end"))
     def cycle_end(self, learner: Learner) -> None:
         """Run its hook after a training epoch and its validations."""
         self._enter(learner)

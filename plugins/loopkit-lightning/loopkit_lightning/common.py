@@ -13,14 +13,14 @@ from torch import Tensor
 from loopkit.author import nearest
 from loopkit.errors import PluginError
 
-__all__ = ["LIMITS", "Metrics", "UnsupportedError", "lacks", "load", "made", "needed", "plain"]
+__all__ = ["LIMITS", "Metrics", "UnsupportedError", "is_needed", "lacks", "load", "made", "plain"]
 
 LIMITS = ("epochs", "max_steps", "max_updates", "minutes")
 """Why a fit ends that has come to its own end."""
 PLAIN = (bool, int, float, str)
 
 
-def needed(hook: str) -> Callable[[Any], bool]:
+def is_needed(hook: str) -> Callable[[Any], bool]:
     """Return the ``when`` of a hook of an adapter: whether what it adapts needs the hook."""
     return lambda plugin: hook in plugin.needed
 

@@ -12,7 +12,7 @@ from loopkit.author import Shown, nearest, snake_case
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.progress import Progress
-from loopkit_lightning.common import LIMITS, Metrics, load, made, plain
+from loopkit_lightning.common import LIMITS, Metrics, is_needed, load, made, plain
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -235,7 +235,7 @@ class IgniteHandler(Shown):
         if self._is_trainer(learner):
             self._fire(learner, "STARTED")
 
-    @hookimpl(when=needed("epoch_begin"))
+    @hookimpl(when=is_needed("epoch_begin"))
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Fire ``EPOCH_STARTED``, unless the epoch is resumed."""
         if self._enter(learner, phase, epoch) and not epoch.resumed:
@@ -243,13 +243,13 @@ class IgniteHandler(Shown):
                 self._fire(learner, "STARTED")
             self._fire(learner, "EPOCH_STARTED")
 
-    @hookimpl(when=needed("step_begin"))
+    @hookimpl(when=is_needed("step_begin"))
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Fire ``ITERATION_STARTED``."""
         if self._enter(learner, phase, step.epoch, begun=True):
             self._fire(learner, "ITERATION_STARTED")
 
-    @hookimpl(when=needed("step_end"))
+    @hookimpl(when=is_needed("step_end"))
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Fire ``ITERATION_COMPLETED``."""
         if self._enter(learner, phase, step.epoch):
@@ -260,7 +260,7 @@ class IgniteHandler(Shown):
             finally:
                 self._engine.state.output = None
 
-    @hookimpl(when=needed("phase_end"))
+    @hookimpl(when=is_needed("phase_end"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Fire ``EPOCH_COMPLETED``, and ``COMPLETED`` if the engine is an evaluator."""
         if self._enter(learner, phase):

@@ -2310,6 +2310,7 @@ def test_event_log_records_events_and_contexts_in_order():
         "val epoch_end",
         "val epoch_context leave",
         "val phase_end",
+        "cycle_end",
         "fit_end",
     ]
 
