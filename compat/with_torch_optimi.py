@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from checks import Program, main
-from optimi import Adan, AdamW, Lion
+from optimi import AdamW, Adan, Lion
 from torch import nn
 
 NEEDS = ["torch-optimi==0.3.3"]
