@@ -100,9 +100,27 @@ def run(folder, data, *plugins):
     return phase.seen
 
 
-@pytest.mark.filterwarnings("ignore:checkpoints come less often than", "ignore:an epoch was left")
+class Kept(Counts):
+    """A count that can be saved."""
+
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+
+
+@pytest.mark.filterwarnings("ignore:checkpoints come less often than")
 @pytest.mark.parametrize("made", [Pipeline, Stream, Named])
-def test_order_of_data_that_count_epochs_is_resumed(tmp_path, made):
+def test_count_of_epochs_in_the_data_is_named_with_the_way_out(tmp_path, made):
+    with pytest.warns(UserWarning, match=r"has changed its '\S*epoch' since the fit began.*state_dict"):
+        run(tmp_path, made())
+
+
+@pytest.mark.filterwarnings("ignore:checkpoints come less often than")
+@pytest.mark.parametrize("made", [Pipeline, Named])
+def test_count_with_a_state_is_resumed(tmp_path, monkeypatch, made):
+    monkeypatch.setitem(globals(), "Counts", Kept)
     whole = run(tmp_path / "whole", made())
     with pytest.raises(Died):
         run(tmp_path / "killed", made(), Dies())
