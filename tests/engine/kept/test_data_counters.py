@@ -113,7 +113,7 @@ class Kept(Counts):
 @pytest.mark.filterwarnings("ignore:checkpoints come less often than")
 @pytest.mark.parametrize("made", [Pipeline, Stream, Named])
 def test_count_of_epochs_in_the_data_is_named_with_the_way_out(tmp_path, made):
-    with pytest.warns(UserWarning, match=r"has changed its '\S*epoch' since the fit began.*state_dict"):
+    with pytest.warns(UserWarning, match=r"has changed its \S*epoch. since the fit began.*state_dict"):
         run(tmp_path, made())
 
 
