@@ -15,7 +15,7 @@ settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)
-def workers_end_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def workers_end_at_once() -> Iterator[None]:
     """End persistent workers after the test: a loader in a cycle would wait 5 s for each when it is collected."""
     loaders: list[DataLoader[Any]] = []
     own = DataLoader._get_iterator
@@ -25,8 +25,9 @@ def workers_end_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             loaders.append(loader)
         return own(loader)
 
-    monkeypatch.setattr(DataLoader, "_get_iterator", noted)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DataLoader, "_get_iterator", noted)
+        yield
     for loader in loaders:
         iterator = getattr(loader, "_iterator", None)
         if iterator is not None:

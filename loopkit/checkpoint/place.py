@@ -17,6 +17,12 @@ class Place:
     Args:
         directory: Links and a relative path are resolved now.
         after: As for `Lock`.
+
+    Example::
+
+        place = Place("runs/digits", after=120)
+        place.take()
+        place.release()
     """
 
     def __init__(self, directory: Path | str, after: float) -> None:

@@ -19,6 +19,11 @@ class RunFiles:
 
     Args:
         place: The directory of the run.
+
+    Example::
+
+        files = RunFiles(Place("runs/digits", after=120))
+        learner.load_state_dict(files.read(learner, checkpoint.listing("runs/digits")[0]))
     """
 
     everywhere = False

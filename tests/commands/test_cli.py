@@ -288,7 +288,7 @@ def test_help_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "List the plugins" in done.stdout
+    assert "List the installed plugins" in done.stdout
 
 
 def test_program_alone_freezes_what_it_imported_and_a_caller_is_left_alone(monkeypatch, capsys):

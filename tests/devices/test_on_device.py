@@ -13,6 +13,7 @@ from devices.simulated import simulated
 from loopkit import Learner, TrainingPhase, checkpoint, every
 from loopkit.base import devices, generators
 from loopkit.checkpoint.background import Snapshot
+from loopkit.distributed.weighting import Weighting
 from loopkit.engine.step.window import Window
 from loopkit.errors import NonFiniteError
 from loopkit.logs import read_log
@@ -20,7 +21,6 @@ from loopkit.logs.record import Records
 from loopkit.logs.transfer import Transfer
 from loopkit.losses import focal_loss
 from loopkit.plugins import (
-    DDP,
     Checkpoint,
     ClipGradNorm,
     LogMetrics,
@@ -265,9 +265,8 @@ def test_numbers_and_lists_get_to_a_device_without_a_wait():
 @simulated()
 def test_share_of_a_weighted_average_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: total.mul_(2))
-    plugin, before = DDP(weighted=True), sim.waits()
-    plugin.world.size = 2
-    shares = [plugin._share(weight, torch.device(SECOND)) for weight in (4.0, torch.tensor(4.0))]
+    weighting, before = Weighting(True), sim.waits()
+    shares = [weighting.share(weight, torch.device(SECOND), 2) for weight in (4.0, torch.tensor(4.0))]
     assert sim.waits() == before
     assert [share.item() for share in shares] == [1.0, 1.0]
 

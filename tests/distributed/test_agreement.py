@@ -21,6 +21,7 @@ from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, 
 from loopkit.data import TensorLoader
 from loopkit.distributed import member
 from loopkit.engine.life import requests
+from loopkit.engine.life.answers import Answers
 from loopkit.errors import WorldError
 from loopkit.plugins import DDP, Checkpoint, EarlyStopping, Metrics
 
@@ -519,7 +520,7 @@ def agreed(updates, theirs, *wishes, in_step=True, asks=()):
         return [own, left[0]]
 
     gathered, mailbox = [], requests.Requests()
-    mailbox.join(SimpleNamespace(size=2, in_step=in_step, agree=agree, gather=gather))
+    mailbox.join(SimpleNamespace(rank=0, size=2, in_step=in_step, agree=agree, gather=gather))
     mailbox.begin(None)
     for ask in asks:
         ask(mailbox)
@@ -563,11 +564,12 @@ def test_first_stop_counts_and_nothing_is_asked_for_twice():
 
 def test_save_waits_until_windows_are_closed_and_the_next_agreement_does_not_forget_it():
     mailbox, *_ = agreed(8, 8, SAVE, NOTHING)
-    core = SimpleNamespace(can_save=True, open_epochs=[SimpleNamespace(window_open=True)], fit=None)
-    mailbox.answer(core)
+    running = SimpleNamespace(can_save=True, window_open=True, fit=None)
+    answers = Answers(mailbox, running, registry=None, hold=None)
+    answers.answer()
     assert mailbox.waits
-    core.open_epochs.clear()
-    mailbox.answer(core)
+    running.window_open = False
+    answers.answer()
     assert not mailbox.waits
 
 

@@ -117,6 +117,10 @@ class Faulty:
         self.reached("fit_end")
 
     @hookimpl
+    def cycle_end(self):
+        self.reached("cycle_end")
+
+    @hookimpl
     def setup_model(self, model):
         self.reached("setup_model")
         return model

@@ -71,7 +71,7 @@ def _words() -> Iterator[Entry]:
     said = (inspect.getdoc(hookimpl) or "").partition("Args:")[2].partition("\n\n")[0]
     options = dict(re.findall(r"(?m)^    (\w+): (.*(?:\n {8}.*)*)", said))
     words = list(_attributes(Plugin))
-    words = [(words[0][0], "phase", ""), (words[0][0], "when", ""), *words, ("to be replayed", "traced", "")]
+    words = [(words[0][0], "phase", ""), *words, ("to leave a hook out", "when", ""), ("to be replayed", "traced", "")]
     for needed, name, doc in words:
         where = "class" if name not in options else "hook" if not doc else "hook, class"
         doc = " ".join(options.get(name, doc).split())

@@ -122,4 +122,4 @@ def test_a_plugin_that_looks_on_has_three_words_to_learn_and_one_that_changes_fi
     needed = [entry.cells["needed"] for entry in tables()["words"]]
     assert needed[:8] == ["to observe"] * 3 + ["to change something"] * 5
     assert not {*needed[:8]} & {*needed[8:]}
-    assert {entry.name for entry in tables()["words"]} == {*KNOWN, "phase", "traced"}
+    assert {entry.name for entry in tables()["words"]} == {*KNOWN, "phase", "traced", "when"}

@@ -17,8 +17,8 @@ from loopkit_testing.case import Case, described
 
 DEPTH = 5
 """How deep the attributes of a plugin are searched for paths."""
-CACHES = ("__pycache__", ".cache")
-"""Folders whose files are made again if they are gone: anybody may write there."""
+CACHES = ("__pycache__", ".cache", "torchinductor_")
+"""How the names of folders begin whose files are made again if they are gone: any plugin may write there."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.symlink", "os.link", "os.truncate", "sqlite3.connect")
 """The audit events of Python for changes in the file system besides ``open``; the first argument is the path."""
@@ -135,7 +135,7 @@ def _paths(value: Any, depth: int, seen: set[int]) -> Iterator[str]:
 def _may(path: str, given: set[str], folder: Path) -> bool:
     """Whether this path is the plugin's to change."""
     parts = Path(path).parts
-    if parts[1] in ("dev", "proc") or any(part in CACHES or part.endswith(".pyc") for part in parts[1:]):
+    if parts[1] in ("dev", "proc") or any(part.startswith(CACHES) or part.endswith(".pyc") for part in parts[1:]):
         return True
     for allowed in given - {str(folder), os.sep}:
         name = os.path.basename(allowed)
