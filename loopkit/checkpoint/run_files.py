@@ -23,7 +23,8 @@ class RunFiles:
     Example::
 
         files = RunFiles(Place("runs/digits", after=120))
-        learner.load_state_dict(files.read(learner, checkpoint.listing("runs/digits")[0]))
+        newest = checkpoint.listing("runs/digits")[:1]
+        states = [files.read(learner, manifest) for manifest in newest]
     """
 
     everywhere = False

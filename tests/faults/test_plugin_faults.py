@@ -108,10 +108,6 @@ class Faulty:
         self.reached("fit_begin")
 
     @hookimpl
-    def cycle_end(self):
-        self.reached("cycle_end")
-
-    @hookimpl
     def fit_end(self):
         self.counts["fit_end"] += 1
         self.reached("fit_end")
