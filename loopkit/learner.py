@@ -22,7 +22,7 @@ from loopkit.engine.kept.optimizers import is_optimizer
 from loopkit.engine.kept.resume import EpochStart
 from loopkit.engine.life.core import Core
 from loopkit.engine.life.epoch import Epoch
-from loopkit.engine.life.fit import Fit, Limits, next_epoch
+from loopkit.engine.life.fit import Fit, Limits
 from loopkit.engine.life.fit_loop import FitLoop
 from loopkit.engine.life.forwards import aside, inference, predict, predict_batches
 from loopkit.engine.life.models import Models
@@ -478,7 +478,7 @@ class Learner:
         """
         phase = self.phases.find(phase)
         fit = self._core.running.fit
-        with next_epoch(self._core, phase, Source(self._core.registry, phase, data)) as epoch:
+        with self._core.epochs.next(phase, Source(self._core.registry, phase, data)) as epoch:
             epoch.run_all(None if fit is None else fit.timeout, True)
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{phase.name}/")}
 
@@ -588,7 +588,7 @@ class Learner:
             data: What ``epoch.batches()`` goes over, from where a saved state was; needed if the epoch is to be saved.
         """
         phase = self.phases.find(phase)
-        return next_epoch(self._core, phase, None if data is None else Source(self._core.registry, phase, data), length)
+        return self._core.epochs.next(phase, None if data is None else Source(self._core.registry, phase, data), length)
 
     def state_dict(self, at: EpochStart | None = None, *, positions: bool = True, whole: bool = True) -> dict[str, Any]:
         """Everything that decides how training continues from here, bit for bit.

@@ -17,11 +17,13 @@ from loopkit.engine.compile import refusals
 from loopkit.engine.compile.order import Entry, Placed, arrange
 from loopkit.engine.compile.owners import Owners
 from loopkit.engine.compile.plan import INSTRUMENT, Compiler, Implementation, Plan
+from loopkit.engine.kept.plugin_states import PHASE
 from loopkit.engine.life.logbook import LOG_VALUE, Listeners
 from loopkit.errors import PluginError
 from loopkit.events import FitBegin, FitEnd
 from loopkit.hooks import PROJECT, Hook, HookOptions, concerns, hooks, implemented, plain_arguments, specification
 from loopkit.logs.record import Packed
+from loopkit.phases import Phase
 from loopkit.plugin import declared, plugin_name, provided, unwrapped
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from loopkit.engine.compile.plan import Where
     from loopkit.engine.life.logbook import Logbook
     from loopkit.learner import Learner
-    from loopkit.phases import Phase
 
 
 class _Manager(pluggy.PluginManager):
@@ -92,6 +93,10 @@ class Registry:
         if (name := self._names.get(id(plugin))) is None:
             name = self._names[id(plugin)] = plugin_name(plugin)
         return name
+
+    def store_of(self, owner: Any) -> str:
+        """Return the name under which a plugin, or the phase, keeps values for an epoch."""
+        return PHASE if isinstance(owner, Phase) else self.name_of(owner)
 
     def change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
         """Remove and add plugins, all or none.

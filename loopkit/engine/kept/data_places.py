@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loopkit.base import generators
 from loopkit.base.notes import warn
@@ -24,14 +24,11 @@ from loopkit.engine.kept.loader_positions import (
     save_position,
     start_over,
 )
+from loopkit.engine.kept.open_epoch import GivenData, OpenEpoch
 from loopkit.engine.kept.self_seeded import self_seeded
 from loopkit.engine.kept.torchdata_loaders import buffer_lost
 from loopkit.engine.kept.worker_draws import lost, lost_when_it_begins
 from loopkit.errors import StateError
-
-if TYPE_CHECKING:
-    from loopkit.engine.life.epoch import Epoch
-    from loopkit.engine.life.sources import Source
 
 
 class DataPlaces:
@@ -85,7 +82,7 @@ class DataPlaces:
         self.hooks.begin()
         self.counts.begin()
 
-    def expect(self, sources: Iterable[Source]) -> None:
+    def expect(self, sources: Iterable[GivenData]) -> None:
         """Put the loaders of phases where they were; they may be saved before their first epoch."""
         for source in sources:
             data = source.given if source.made else source.epoch()[0]
@@ -115,7 +112,7 @@ class DataPlaces:
         if phase in self._data:
             load_position(data, self._data.pop(phase), replay=self._replay)
 
-    def make(self, epoch: Epoch, source: Source) -> tuple[Any, int | None, dict[str, Any] | None]:
+    def make(self, epoch: OpenEpoch, source: GivenData) -> tuple[Any, int | None, dict[str, Any] | None]:
         """Let a function make the data of an epoch, with the generators as they were when that epoch began.
 
         Returns:
@@ -138,7 +135,7 @@ class DataPlaces:
         generators.restore(now)
         return data, length, saved
 
-    def batches(self, epoch: Epoch) -> tuple[Iterable[Any], Any, int | None]:
+    def batches(self, epoch: OpenEpoch) -> tuple[Iterable[Any], Any, int | None]:
         """Put the data of an epoch that is about to begin where it was.
 
         Returns:
@@ -197,7 +194,7 @@ class DataPlaces:
         if keeps_place(data) and all(data is not loader for loader in self._loaders.values()):
             self.hooks.put(key, data)  # of the fit's own loaders the position is known
 
-    def check(self, epochs: Iterable[Epoch]) -> None:
+    def check(self, epochs: Iterable[OpenEpoch]) -> None:
         """Name what no state can hold of the data of these open epochs, and of the other loaders.
 
         Raises:
@@ -235,14 +232,14 @@ class WholeCounts:
         self._whole.clear()
         self._half.clear()
 
-    def whole(self, epoch: Epoch) -> int | None:
+    def whole(self, epoch: OpenEpoch) -> int | None:
         """Return the steps of the last whole epoch of the same phase, if its data give as many each time."""
         if epoch.made or epoch.alone or epoch.length is not None:
             return None
         before = None if epoch.saved is None else epoch.saved.get("whole")
         return self._whole.get(epoch.phase.name, before)
 
-    def count(self, epoch: Epoch) -> None:
+    def count(self, epoch: OpenEpoch) -> None:
         """Note the steps of a whole epoch; warn if it, or the one before it, was resumed, and the two differ."""
         name = epoch.phase.name
         before = self.whole(epoch)

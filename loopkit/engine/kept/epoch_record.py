@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -12,15 +12,13 @@ from loopkit.base.sparse import unpacked
 from loopkit.engine.kept.content import content
 from loopkit.engine.kept.data_places import DataPlaces
 from loopkit.engine.kept.loader_positions import save_position
+from loopkit.engine.kept.open_epoch import OpenEpoch
 from loopkit.engine.kept.position import Position
 from loopkit.engine.kept.self_seeded import self_seeded
 from loopkit.errors import StateError
 
-if TYPE_CHECKING:
-    from loopkit.engine.life.epoch import Epoch
 
-
-def record(epoch: Epoch, position: Position | None, places: DataPlaces) -> dict[str, Any]:
+def record(epoch: OpenEpoch, position: Position | None, places: DataPlaces) -> dict[str, Any]:
     """Return the saved form of an open epoch, of a fit at this position."""
     if epoch.data is None:
         raise StateError(
@@ -51,7 +49,7 @@ def record(epoch: Epoch, position: Position | None, places: DataPlaces) -> dict[
     }
 
 
-def _proof_of(epoch: Epoch, unproved: dict[str, str]) -> dict[str, Any]:
+def _proof_of(epoch: OpenEpoch, unproved: dict[str, str]) -> dict[str, Any]:
     """Return what a state holds to compare the data of an open epoch; note the reason by phase if it holds nothing."""
     name = epoch.phase.name
     if not epoch.steps:
@@ -67,7 +65,7 @@ def _proof_of(epoch: Epoch, unproved: dict[str, str]) -> dict[str, Any]:
     return {"proof": {"digest": found, "repeats": not self_seeded(epoch.data)}}
 
 
-def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:
+def restore_windows(epoch: OpenEpoch, saved: Mapping[str, Any]) -> None:
     """Reopen the accumulation windows of an epoch."""
     for name, values in saved.items():
         window = epoch.window(name)

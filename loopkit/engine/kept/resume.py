@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from loopkit.engine.kept.data_check import STOP
 from loopkit.engine.kept.data_places import DataPlaces
 from loopkit.engine.kept.epoch_record import record
 from loopkit.engine.kept.left_open import LeftOpen
 from loopkit.engine.kept.loader_positions import save_position
+from loopkit.engine.kept.open_epoch import OpenEpoch
 from loopkit.engine.kept.position import Position
 from loopkit.engine.kept.rounds import Round
 from loopkit.errors import StateError
 from loopkit.progress import Progress
-
-if TYPE_CHECKING:
-    from loopkit.engine.life.epoch import Epoch
 
 
 @dataclass(frozen=True)
 class EpochStart:
     """A record of the begin of an epoch that does not train, to make a state as of then later."""
 
-    epoch: Epoch
+    epoch: OpenEpoch
     data: dict[str, Any]
     """Positions of loaders, by phase."""
     nested: dict[str, Any]
@@ -56,14 +54,13 @@ class Run(Protocol):
     """The fit that is running, and the epochs that are open."""
 
     progress: Progress
-    epochs: list[Epoch]
 
     @property
     def fit(self) -> RunningFit | None:
         """The fit; None if none is running."""
 
     @property
-    def open_epochs(self) -> list[Epoch]:
+    def open_epochs(self) -> Sequence[OpenEpoch]:
         """The epochs of the fit that are open, the outermost first."""
 
     @property
@@ -203,7 +200,7 @@ class Resume:
             return None
         return self._live_round.saved() if self._round is None else self._round
 
-    def mark(self, epoch: Epoch) -> dict[str, Any] | None:
+    def mark(self, epoch: OpenEpoch) -> dict[str, Any] | None:
         """Return the place of the run at the begin of an epoch that does not train; None if there is none."""
         phase = epoch.phase.name
         made = epoch.made_with

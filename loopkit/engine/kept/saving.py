@@ -12,6 +12,7 @@ from torch import Tensor
 
 from loopkit.base import generators, sharded
 from loopkit.engine.kept.left_out import LeftOut
+from loopkit.engine.kept.open_epoch import OpenEpoch
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.ranks import gathered
 from loopkit.engine.kept.resume import EpochStart, Resume, Run
@@ -20,7 +21,6 @@ from loopkit.errors import StateError
 
 if TYPE_CHECKING:
     from loopkit.base.world import World
-    from loopkit.engine.life.epoch import Epoch
 
 
 class Mailbox(Protocol):
@@ -147,7 +147,7 @@ class Saving:
         kept = sharded.whole(kept) if whole else kept
         return {**self._parts.plugins.saved(whole, without=kept), **kept}
 
-    def mark(self, epoch: Epoch) -> EpochStart | None:
+    def mark(self, epoch: OpenEpoch) -> EpochStart | None:
         """Return the data for a state as of now, the begin of an epoch that does not train; None without one.
 
         It copies the states of plugins that the epoch's steps call, and states without tensors of plugins that only

@@ -20,12 +20,34 @@ from loopkit.engine.kept.rounds import Round
 from loopkit.engine.kept.saving import Saving
 from loopkit.engine.kept.witness import Witness
 from loopkit.engine.life.answers import Answers
+from loopkit.engine.life.epoch import Epoch
+from loopkit.engine.life.epoch_contexts import EpochContexts
+from loopkit.engine.life.epoch_data import EpochData
+from loopkit.engine.life.epoch_stages import (
+    Data,
+    EpochLife,
+    Hooked,
+    Known,
+    Metrics,
+    Modules,
+    Opened,
+    Pending,
+    Saved,
+    Seen,
+    Stage,
+    Steps,
+    Together,
+)
+from loopkit.engine.life.epochs import Epochs
 from loopkit.engine.life.holders import Holders
 from loopkit.engine.life.logbook import Logbook
 from loopkit.engine.life.requests import Requests
 from loopkit.engine.life.running import Running
-from loopkit.engine.step.own_updates import OwnUpdates
-from loopkit.engine.step.training_check import ShownPhases
+from loopkit.engine.step.agreement import Agreement
+from loopkit.engine.step.loop import Loop
+from loopkit.engine.step.phase_watch import OwnUpdates, PhaseWatch, ShownPhases
+from loopkit.engine.step.samples import Samples
+from loopkit.phases import Phase
 from loopkit.progress import Progress
 
 if TYPE_CHECKING:
@@ -76,6 +98,10 @@ class Core:
             self.progress,
             self.metrics,
         )
+        self._connect(phases)
+
+    def _connect(self, phases: PhaseTable) -> None:
+        models = self.models
         self.saving = Saving(
             self.parts, models.weights, self.left_out, self.witness, self.resume, self.running, self.requests
         )
@@ -83,14 +109,45 @@ class Core:
         self.shown = ShownPhases()
         self.own_updates = OwnUpdates(self.registry, phases, self.flags, self.shown, self.notices)
 
+        data = EpochData(self.places, self.left_open, self.running, self.notices)
+        life = EpochLife(self._stages(data), data, self.running, self.logbook, self.requests, self.saving.mark)
+        self.epochs = Epochs(life, self.running, self._loop, self._contexts, self.registry.store_of)
+
+    def _stages(self, data: EpochData) -> list[Stage]:
+        return [
+            Pending(self.requests, self.answers, self.running),
+            Saved(self.left_open, self.running),
+            Data(data),
+            Known(self.registry, self.phase_states, self.holders),
+            Seen(self.witness, self.registry),
+            Steps(self.requests, self.running),
+            Opened(self.running, self.logbook),
+            Modules(self.models.module_modes, self.flags, self.notices),
+            Metrics(self.metrics),
+            Hooked(),
+            Together(self.requests, self.running),
+        ]
+
+    def _loop(self, epoch: Epoch, length: int | None) -> Loop:
+        return Loop(
+            epoch,
+            length,
+            self.learner,
+            self.models,
+            self.registry,
+            self.running,
+            self.logbook,
+            self.flags,
+            Agreement(self.requests, self.answers.answer, self.progress),
+            PhaseWatch(epoch.phase, self.shown, self.own_updates, self.notices),
+            Samples(epoch.phase, self.notices.say_once),
+        )
+
+    def _contexts(self, phase: Phase) -> EpochContexts:
+        return EpochContexts(phase, self.models, self.registry, self.running.where)
+
     def holds(self, reason: str, by: str) -> bool:
         """Whether a plugin puts off a stop; all are asked."""
         holds = [plugin.hold_stop for plugin in self.registry.plugins.values() if hasattr(plugin, "hold_stop")]
         held = [hold(self.learner, reason, by) for hold in holds]
         return any(held)
-
-    def forget_metrics(self, prefix: str) -> None:
-        """Forget the values of the metrics whose names begin so."""
-        for name in list(self.metrics):
-            if name.startswith(prefix):
-                del self.metrics[name]

@@ -16,7 +16,6 @@ from loopkit.base.shield import Shield
 from loopkit.base.words import is_count
 from loopkit.engine.kept.position import Position
 from loopkit.engine.life.brackets import Brackets
-from loopkit.engine.life.epoch import Epoch
 from loopkit.engine.life.requests import ExitRequest, Interrupted, Stop
 from loopkit.engine.life.signals import Interruption, Signals
 from loopkit.engine.life.sources import Source
@@ -29,6 +28,7 @@ from loopkit.result import FitResult, Planned
 
 if TYPE_CHECKING:
     from loopkit.engine.life.core import Core
+    from loopkit.engine.life.epoch import Epoch
     from loopkit.phases import Phase
 
 INTERRUPTS = ("raise", "return", None)
@@ -348,7 +348,7 @@ class Fit:
 
     def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         """An epoch that does not come from its own loop."""
-        return Epoch(self._core, phase, source, length)
+        return self._core.epochs.make(phase, source, length)
 
     def fire_cycle_end(self) -> None:
         """Fire ``cycle_end``, in which a cancel is a stop."""
@@ -508,13 +508,6 @@ class Fit:
             problems += core.registry.never_made(core.metrics)
         for problem in problems:
             warn(problem)
-
-
-def next_epoch(core: Core, phase: Phase, source: Source | None, length: int | None = None) -> Epoch:
-    """An epoch that somebody asks for: by itself, or in the fit that is running."""
-    return (
-        Epoch(core, phase, source, length) if core.running.fit is None else core.running.fit.turn(phase, source, length)
-    )
 
 
 def check_count(name: str, value: Any, endless: bool = False) -> None:

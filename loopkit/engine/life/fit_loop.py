@@ -156,7 +156,7 @@ class FitLoop(Fit):
         at = self.position
         steps = core.progress.steps
         updates = core.progress.updates
-        epoch = self._open = Epoch(core, source.phase, source)
+        epoch = self._open = core.epochs.make(source.phase, source)
         cancel = self._run(epoch, first=at.epochs == 0)
         self._open = None
         at.count_epoch()
@@ -170,7 +170,7 @@ class FitLoop(Fit):
         core = self._core
         at = self.position
         source = self.validations[phase].source
-        epoch = Epoch(core, source.phase, source)
+        epoch = core.epochs.make(source.phase, source)
         first = phase not in at.validated
         if not core.left_open.waiting:
             at.begin_validation(phase, core.progress.updates, self._parts_done(self.validations[phase].every))

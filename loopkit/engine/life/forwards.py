@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from loopkit.base import devices, generators
 from loopkit.base.batches import move
 from loopkit.engine.life.epoch import Epoch
-from loopkit.engine.life.fit import next_epoch
 from loopkit.engine.life.sources import Source
 from loopkit.engine.step.step import Step
 from loopkit.errors import EmptyDataError, PhaseError
@@ -34,7 +33,7 @@ def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, eve
     if source.made:
         source = Source(core.registry, phase, source.given())
     outputs: list[Any] = []
-    with _aside(core), next_epoch(core, phase, source) as epoch:
+    with _aside(core), core.epochs.next(phase, source) as epoch:
         epoch.loop.run(_collecting(epoch, outputs, place))
         epoch.check_count(True)
     if core.requests.world.size > 1 and source.epoch()[0] is not source.given:
@@ -52,7 +51,7 @@ def predict_batches(core: Core, phase: Phase, data: Any, indices: bool = False) 
 
 
 def _batches_of(core: Core, source: Source, indices: bool) -> Iterator[Any]:
-    with _aside(core), next_epoch(core, source.phase, source) as epoch:
+    with _aside(core), core.epochs.next(source.phase, source) as epoch:
         for batch in epoch.batches():
             step = epoch.step(batch)
             if "outputs" in vars(step):
@@ -103,7 +102,7 @@ def inference(core: Core, phase: Phase) -> Iterator[None]:
     models = core.models
     with ExitStack() as stack:
         stack.enter_context(models.casts.unobserved())
-        epoch = Epoch(core, phase)
+        epoch = core.epochs.make(phase)
         epoch.depth = len(core.running.epochs)
         epoch.loop.replan()
         if not models.weights.by and all(each.phase is not phase for each in core.running.epochs):

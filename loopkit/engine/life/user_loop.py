@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +166,7 @@ class UserLoop(Fit):
         if self.position.by_fit or core.running.open_epochs or core.running.hooks:
             return super().turn(phase, source, length)
         self._ran[phase.name] = phase
-        return Turn(self, core, phase, source, length)
+        return core.epochs.make(phase, source, length, partial(Turn, self))
 
     def passes_over(self, phase: Phase) -> tuple[bool, bool]:
         """Whether an epoch of the user's loop is not to be run; and whether that is so because it is done."""
@@ -205,8 +206,8 @@ class UserLoop(Fit):
 class Turn(Epoch):
     """An epoch of a fit whose loop is the user's own; one that was over when the run was saved does nothing."""
 
-    def __init__(self, fit: UserLoop, core: Core, phase: Phase, source: Source | None, length: int | None) -> None:
-        super().__init__(core, phase, source, length)
+    def __init__(self, fit: UserLoop, *given: Any) -> None:
+        super().__init__(*given)
         self._fit = fit
         self.passed_over = False
         self._done = False

@@ -10,26 +10,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loopkit.base.batches import describe
-from loopkit.base.notes import locate, shown, warn
-from loopkit.engine.compile.expected_events import ExpectedEvents
+from loopkit.base.notes import locate, shown
 from loopkit.engine.compile.plan import Plan
 from loopkit.engine.kept.data_check import Seen
+from loopkit.engine.step.agreement import Agreement, stronger
 from loopkit.engine.step.autocast_cache import autocast_off
 from loopkit.engine.step.phase_step import PhaseStep, bad_result, explained
+from loopkit.engine.step.phase_watch import PhaseWatch
 from loopkit.engine.step.samples import Samples
 from loopkit.engine.step.step import Step, StepContext
-from loopkit.engine.step.training_check import TrainingCheck, no_update
 from loopkit.engine.step.window import Window
-from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
+from loopkit.errors import Cancel, CancelStep, PhaseError, PhaseInputError
 from loopkit.events import BackwardEnd, StepBegin, StepCancelled, StepEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.losses import is_sum
 
 if TYPE_CHECKING:
-    from loopkit.engine.life.core import Core
+    from loopkit.engine.compile.registry import Registry
+    from loopkit.engine.kept.flags import Flags
     from loopkit.engine.life.epoch import Epoch
+    from loopkit.engine.life.logbook import Logbook
+    from loopkit.engine.life.models import Models
     from loopkit.engine.life.requests import Stop
+    from loopkit.engine.life.running import Running
     from loopkit.learner import Learner
-    from loopkit.phases import Phase
 
 PAIRS = (tuple, list)
 LOOK_AGAIN = -1
@@ -57,11 +60,37 @@ class StepLimits(NamedTuple):
 class Loop(StepContext):
     """Runs the steps of an epoch, between their events and in their contexts."""
 
-    def __init__(self, core: Core, epoch: Epoch, phase: Phase, length: int | None) -> None:
-        self.epoch, self.phase = epoch, phase
-        self.progress, self.logbook, self.casts = core.progress, core.logbook, core.models.casts
+    def __init__(
+        self,
+        epoch: Epoch,
+        length: int | None,
+        learner: Learner,
+        models: Models,
+        registry: Registry,
+        running: Running,
+        logbook: Logbook,
+        flags: Flags,
+        agreement: Agreement,
+        watch: PhaseWatch,
+        samples: Samples,
+    ) -> None:
+        phase = epoch.phase
+        self.epoch = epoch
+        self.phase = phase
+        self.progress = running.progress
+        self.logbook = logbook
+        self.casts = models.casts
         self.windows: tuple[Window, ...] = ()
-        self.optimizers = core.models.optimizers
+        self.optimizers = models.optimizers
+        self._learner = learner
+        self._models = models
+        self._registry = registry
+        self._running = running
+        self._flags = flags
+        self.agreement = agreement
+        """How processes agree on what ends it."""
+        self.watch = watch
+        """The checks of the phase's first epoch."""
         self.last_index = -1 if length is None else length - 1
         self.current: Step | None = None
         """The last step that was begun, while the epoch runs."""
@@ -74,7 +103,6 @@ class Loop(StepContext):
         self.in_hook = False
         """Whether the epoch is run by a hook that belongs to no epoch."""
         self.plan: Plan
-        self._core = core
         self._taken = 0
         self.idle = False
         """Whether a step was marked by `Step.skip`."""
@@ -82,19 +110,9 @@ class Loop(StepContext):
         """Whether it was resumed, with requests that may be older than it."""
         self.seen = LOOK_AGAIN
         """The number of the last request that it has looked at."""
-        self._stop_before: Stop | None = None
-        self._wanted: Cancel | None = None
-        """The signal by which this process would end the epoch or the fit, where all processes must agree."""
-        self._agreed: Cancel | None = None
-        self._proof: TrainingCheck | None = None
-        """The check that the phase trains; None once it is known, or if the phase does not train."""
-        self._watch: TrainingCheck | None = None
-        """The same, while it watches optimizers of which the engine has not made a step."""
-        self.awaited: ExpectedEvents | None = None
-        """Watches, in the phase's first epoch, whether the events come that it lists; None if nobody waits for any."""
         self._around: PhaseStep | None = None
         """The phase's step, where plugins have a part in how it is run."""
-        self._samples = Samples(phase, core.notices.say_once)
+        self._samples = samples
         """How many samples a batch has."""
         self._phase_step: Callable[[Learner, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
@@ -104,19 +122,18 @@ class Loop(StepContext):
 
     def open(self, taken: int | None, in_hook: bool, stop: Stop | None) -> None:
         """The epoch begins, or resumes after so many steps of it; a stop from before does not end it."""
-        self._taken, self._goes_on, self.in_hook, self._stop_before = taken or 0, taken is not None, in_hook, stop
+        self._taken = taken or 0
+        self._goes_on = taken is not None
+        self.in_hook = in_hook
+        self.agreement.count_stops_from(stop)
         if self.phase.training and not self.phase.own_updates:
-            size, mean = self._core.flags.accumulate, not is_sum(self._core.learner.loss_fn)
-            optimizers = self._core.models.optimizers.items()
+            size = self._flags.accumulate
+            mean = not is_sum(self._learner.loss_fn)
+            optimizers = self._models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
-            if self.windows and self.phase not in self._core.shown.training:
-                self._proof = self._watch = TrainingCheck(self.phase, self.windows)
+            self.watch.see_training(self.windows)
         if self.phase.training:
             self._grad_mode = nullcontext if torch.is_grad_enabled() else torch.enable_grad
-
-    def count_stops_from(self, stop: Stop | None) -> None:
-        """The stop that was there before the epoch, which does not end it."""
-        self._stop_before = stop
 
     def go_on_to(self, length: int | None) -> None:
         """Its data were put where they were: there will be so many steps in all."""
@@ -128,12 +145,12 @@ class Loop(StepContext):
 
     def close(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
-        self._taken, self.current = self.steps, None
+        self._taken = self.steps
+        self.current = None
         self.seen_data.batch = None
         if self._around is not None:
             self._around.end()
-        if self._watch is not None:
-            self._watch.end()
+        self.watch.end()
 
     def note_idle(self) -> None:
         """A step trains nothing by intent."""
@@ -157,54 +174,49 @@ class Loop(StepContext):
     @property
     def stopped(self) -> bool:
         """Whether a stop came during this epoch, which trains."""
-        return self.phase.training and self._core.requests.stopped is not self._stop_before
+        return self.phase.training and self.agreement.stopped
 
     @property
     def agrees(self) -> bool:
         """Whether several processes agree, between two of its steps, on what ends it."""
-        world = self._core.requests.world
+        world = self.agreement.world
         return world.size > 1 and (self.phase.training or (world.in_step and self.last_index >= 0))
 
     def replan(self) -> None:
         """Take over the plan of the plugins as they are now, and the size of windows that are closed."""
-        requests = self._core.requests
+        requests = self.agreement.requests
         version = requests.version  # read first: a handler may run between any two lines
         older = self._goes_on and self.current is None
         self.seen = LOOK_AGAIN if requests.waits or older else version
-        for window in [each for each in self.windows if each.size != self._core.flags.accumulate]:
+        for window in [each for each in self.windows if each.size != self._flags.accumulate]:
             if window.count:
                 self.seen = LOOK_AGAIN  # until it is closed
             else:
-                window.refresh(self._core.flags.accumulate)
-        self._core.own_updates.check(self.phase)
-        plan = self.plan = self._core.registry.plan(self.phase)
-        self._samples.consider(self._core.registry.plugins.values(), self.epoch.data)
+                window.refresh(self._flags.accumulate)
+        self.watch.check_updates()
+        plan = self.plan = self._registry.plan(self.phase)
+        self._samples.consider(self._registry.plugins.values(), self.epoch.data)
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
-        if self.awaited is not None:
-            self.fire = self.awaited.watch(plan.fire)
+        if self.watch.awaited is not None:
+            self.fire = self.watch.awaited.watch(plan.fire)
         only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
         self.plain_backward = None if BackwardEnd in plan.heard else only
         self.plain_update = only
         self.quiet = plan.heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
         self._phase_step = self.phase.step
         if plan.step_contexts or plan.take_step is not None:
-            self._around = self._around or PhaseStep(
-                self._core.learner, self.phase, self._core.models, self._core.running.where
-            )
+            self._around = self._around or PhaseStep(self._learner, self.phase, self._models, self._running.where)
             self._phase_step = self._around.call(plan)
 
     def await_events(self) -> None:
         """See whether the events come that the phase lists, unless an epoch of it has told."""
-        if self.phase not in self._core.shown.complete:
-            self.awaited = ExpectedEvents(self.phase, self.plan)
-            self.fire = self.awaited.watch(self.plan.fire)
+        if self.watch.await_events(self.plan) and self.watch.awaited is not None:
+            self.fire = self.watch.awaited.watch(self.plan.fire)
 
-    def say_missed(self, awaited: ExpectedEvents) -> None:
+    def end_events(self) -> None:
         """At the end of the epoch: warn of the events that did not come."""
         if self.steps and not self.stopped:
-            self._core.shown.complete.append(self.phase)
-            for text in awaited.missed() if self._core.requests.world.rank == 0 else ():
-                warn(text)
+            self.watch.end_events(self.agreement.world.rank == 0)
 
     def last_step(self) -> Step:
         """The step before the first one of an epoch that resumes, as far as it is known."""
@@ -212,9 +224,14 @@ class Loop(StepContext):
         step.ended = step.had_backward = True
         return step
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether nothing has come since it looked last that ends it before its first step."""
+        return self.seen == self.agreement.requests.version or not self.stopped
+
     def refresh(self) -> None:
         """Take over the plan if it has changed."""
-        if self.seen != self._core.requests.version:
+        if self.seen != self.agreement.requests.version:
             self.replan()
 
     def run(self, batches: Iterable[Any], until: StepLimits | None = None) -> bool:
@@ -240,19 +257,24 @@ class Loop(StepContext):
                 raise
             if self.at_edge:
                 with self.resting():
-                    self._core.answers.answer()  # a signal that also ended the loader's workers
+                    self.agreement.answer()  # a signal that also ended the loader's workers
             lambdas = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
             pickling = lambdas if "pickle" in shown(error).lower() else ""
-            where = self._core.running.where(self.phase, None)
+            where = self._running.where(self.phase, None)
             locate(error, f"the loader raised this while making batch {self.steps}, {where}{pickling}")
             raise
         return True
 
     def _run(self, batches: Iterable[Any], until: StepLimits | None) -> bool:
         """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
-        core, phase = self._core, self.phase
-        learner, logbook, requests, slot = core.learner, core.logbook, core.requests, core.requests.world.slot
-        progress, proof = core.progress if phase.training else None, self._proof
+        phase = self.phase
+        learner = self._learner
+        logbook = self.logbook
+        requests = self.agreement.requests
+        slot = requests.world.slot
+        counters = self.progress
+        progress = counters if phase.training else None
+        proof = self.watch.proof
         tensor, count = self._samples.ways()
         seen = self.seen_data
         index = self.steps
@@ -282,12 +304,12 @@ class Loop(StepContext):
                 elif (result := phase_step(learner, step)) is not None:
                     raise bad_result(phase, result)
                 if proof is not None and proof.look(step, step.update_overdue):
-                    self._end_proof(proof)
+                    self.watch.end_proof(proof)
                     proof = None
             except Cancel as cancel:
                 self._cancel_step(step, cancel)
             except BaseException as error:
-                self.failure = explained(error, step, phase, core.models, core.running.where)
+                self.failure = explained(error, step, phase, self._models, self._running.where)
                 raise
             else:
                 step.ended = True
@@ -306,7 +328,7 @@ class Loop(StepContext):
                 self._look_again()
                 if self.stopped or until is not None:
                     return False
-            if until is not None and until.reached(core.progress.steps, core.progress.updates):
+            if until is not None and until.reached(counters.steps, counters.updates):
                 return False
         return True
 
@@ -328,16 +350,9 @@ class Loop(StepContext):
         """The plan or the size of windows has changed, or something was asked for: take it over, and do that."""
         self.replan()
         with self.resting():
-            self._core.answers.answer()
-        if self._agreed is not None:
-            agreed, self._agreed = self._agreed, None
+            self.agreement.answer()
+        if (agreed := self.agreement.take()) is not None:
             raise agreed
-
-    def _end_proof(self, proof: TrainingCheck) -> None:
-        """The phase has shown that it trains."""
-        proof.rest()
-        self._core.shown.training.append(self.phase)
-        self._proof = None
 
     @contextmanager
     def resting(self) -> Iterator[None]:
@@ -348,23 +363,9 @@ class Loop(StepContext):
         finally:
             self.between = False
 
-    def agree(self, *numbers: float) -> list[float]:
-        """Let all processes act on what any of them asks for; returns the highest of each number."""
-        wanted, self._wanted = self._wanted, None
-        agreed, highest = self._core.requests.agree(self._core.progress.updates, wanted, numbers)
-        self._agreed = agreed or self._agreed
-        return highest
-
-    def settle_cancel(self, cancel: Cancel | None) -> Cancel | None:
-        """Agree with all processes on how the epoch, or the fit, ends, if this one wants to end it with ``cancel``."""
-        self._wanted = stronger(cancel, self._wanted)
-        self.agree()
-        agreed, self._agreed = self._agreed, None
-        return agreed
-
     def _cancel_step(self, step: Step, cancel: Cancel) -> None:
         step.ended = True
-        self.awaited = None  # a later epoch tells
+        self.watch.forget_events()
         self.logbook.place = None
         cancel.by = cancel.by or f"phase {self.phase.name}"
         for window in self.windows:
@@ -383,12 +384,7 @@ class Loop(StepContext):
             return  # the step has ended already
         if not self.agrees:
             raise cancel
-        self._wanted = self._wanted or cancel
-
-    @property
-    def asks(self) -> bool:
-        """Whether this process wants to end the epoch, and the others do not know yet."""
-        return self._wanted is not None
+        self.agreement.want(cancel)
 
     def reason_to_skip(self, window: Window) -> str | None:
         """Why the update of a window is skipped from the outset: nothing in it counts.
@@ -397,8 +393,8 @@ class Loop(StepContext):
         """
         if self._samples.takes_empty or not window.is_void():
             return None
-        plugins = self._core.registry.plugins.values()
-        shared = self._core.requests.world.size > 1 and all(getattr(each, "agrees_in_steps", True) for each in plugins)
+        plugins = self._registry.plugins.values()
+        shared = self.agreement.world.size > 1 and all(getattr(each, "agrees_in_steps", True) for each in plugins)
         return None if shared else "the weights of its steps sum to 0"
 
     def count_skip(self, reason: str) -> None:
@@ -407,7 +403,7 @@ class Loop(StepContext):
         Raises:
             PhaseError: So were all of the last ones, and only a number of updates ends the fit.
         """
-        fit = self._core.running.fit
+        fit = self._running.fit
         if fit is not None:
             fit.count_skip(reason)
 
@@ -419,7 +415,7 @@ class Loop(StepContext):
         """
         for window in self.windows:
             if window.last is not None and not window.asked:
-                self._refuse_unasked(window)
+                self.watch.refuse_unasked(window)
             elif window.last is not None:
                 try:
                     with autocast_off():
@@ -429,26 +425,11 @@ class Loop(StepContext):
                 finally:
                     self.casts.clear()
 
-    def _refuse_unasked(self, window: Window) -> None:
-        """Raise for gradients for which no update was asked, or name them, if the phase has asked before."""
-        if self._proof is not None and window.asked_in < 0:
-            raise StepResultError(no_update(self.phase))
-        steps = "1 step" if window.count == 1 else f"{window.count} steps"
-        self._core.notices.say_once(
-            f"phase {self.phase.name!r}: an epoch ended with gradients of {steps} for which step.update was not "
-            f"called; they are dropped"
-        )
-
     def drop_windows(self) -> None:
         """Drop what is still in a window."""
         for window in self.windows:
             if window.count:
                 window.drop()
-
-
-def stronger(one: Cancel | None, other: Cancel | None) -> Cancel | None:
-    """The one that ends more; the first, if they end the same."""
-    return other if one is None or (isinstance(other, CancelFit) and not isinstance(one, CancelFit)) else one
 
 
 EMPTY = (

@@ -34,16 +34,6 @@ DIFFERENTIATES = ("backward", "_backward", "_run", "_differentiate")
 OWN_WAY = "A phase that updates in its own way declares own_updates = True, and reports each update by step.updated()"
 
 
-class ShownPhases:
-    """The phases of a learner that have shown by their steps that they do what they declare."""
-
-    def __init__(self) -> None:
-        self.training: list[Phase] = []
-        """The phases that have shown that they train."""
-        self.complete: list[Phase] = []
-        """The phases that have had a whole epoch, if plugins wait for events that they list."""
-
-
 class TrainingCheck:
     """Watches the first steps of a phase, until it has shown that it trains, and through the engine.
 
