@@ -63,7 +63,16 @@ ROOMS: list[tuple[float, list[str]]] = [
     (2.1, ["engine/step/window.py"]),
     (2.2, ["engine/step/step.py"]),
     (2.3, ["engine/step/loop.py"]),
-    (2.4, ["engine/life/epoch.py", "engine/life/epochs.py", "engine/life/epoch_stages.py", "engine/life/core.py"]),
+    (
+        2.4,
+        [
+            "engine/life/epoch.py",
+            "engine/life/epochs.py",
+            "engine/life/epoch_stages.py",
+            "engine/life/epoch_data.py",
+            "engine/life/core.py",
+        ],
+    ),
     (2.5, ["engine/life/fit.py", "engine/life/fit_loop.py", "engine/life/user_loop.py", "engine/life/forwards.py"]),
     (3, ["learner.py"]),
     (4, ["checkpoint/**/*.py", "distributed/**/*.py"]),

@@ -60,6 +60,20 @@ class StepLimits(NamedTuple):
 class Loop(StepContext):
     """Runs the steps of an epoch, between their events and in their contexts."""
 
+    failure: BaseException | None = None
+    """The error of a step."""
+    closing = False
+    """The last update, or the end, is under way, after the last step."""
+    between = False
+    """Whether it is between two steps, with no hook running."""
+    in_hook = False
+    """Whether the epoch is run by a hook that belongs to no epoch."""
+    plan: Plan
+    idle = False
+    """Whether a step was marked by `Step.skip`."""
+    _goes_on = False
+    """Whether it was resumed, with requests that may be older than it."""
+
     def __init__(
         self,
         epoch: Epoch,
@@ -94,20 +108,7 @@ class Loop(StepContext):
         self.last_index = -1 if length is None else length - 1
         self.current: Step | None = None
         """The last step that was begun, while the epoch runs."""
-        self.failure: BaseException | None = None
-        """The error of a step."""
-        self.closing = False
-        """The last update, or the end, is under way, after the last step."""
-        self.between = False
-        """Whether it is between two steps, with no hook running."""
-        self.in_hook = False
-        """Whether the epoch is run by a hook that belongs to no epoch."""
-        self.plan: Plan
         self._taken = 0
-        self.idle = False
-        """Whether a step was marked by `Step.skip`."""
-        self._goes_on = False
-        """Whether it was resumed, with requests that may be older than it."""
         self.seen = LOOK_AGAIN
         """The number of the last request that it has looked at."""
         self._around: PhaseStep | None = None
