@@ -84,7 +84,9 @@ class Core:
         self.resume = Resume(self.left_open, self.places, self.running, self.round)
         self.answers = Answers(self.requests, self.running, self.registry, self.resume.hold)
         self.phase_states = PhaseStates(phases)
-        self.holders = Holders(models, self.phase_states, self.registry, lambda: learner.loss_fn, self.round)
+        self.holders = Holders(
+            models, self.phase_states, self.registry, partial(getattr, learner, "loss_fn"), self.round
+        )
         self.witness = Witness(self.holders.roots)
         self.flags = Flags(models, partial(self.registry.declared, "owns"), self.requests.change)
         self.left_out = LeftOut(models, partial(self.registry.declared, "leaves_out"))

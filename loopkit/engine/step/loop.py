@@ -268,17 +268,12 @@ class Loop(StepContext):
 
     def _run(self, batches: Iterable[Any], until: StepLimits | None) -> bool:
         """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
-        phase = self.phase
-        learner = self._learner
-        logbook = self.logbook
-        requests = self.agreement.requests
+        phase, learner, logbook, counters = self.phase, self._learner, self.logbook, self.progress
+        requests, proof = self.agreement.requests, self.watch.proof
         slot = requests.world.slot
-        counters = self.progress
         progress = counters if phase.training else None
-        proof = self.watch.proof
         tensor, count = self._samples.ways()
-        seen = self.seen_data
-        index = self.steps
+        seen, index = self.seen_data, self.steps
         version: int | None = None
         for batch in batches:
             if version != self.seen:
