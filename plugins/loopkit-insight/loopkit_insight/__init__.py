@@ -9,6 +9,8 @@
 
 from loopkit_insight import _core as _core
 from loopkit_insight.cost import Cost
+from loopkit_insight.detect_anomaly import DetectAnomaly
+from loopkit_insight.dry_run import dry_run
 from loopkit_insight.find_syncs import FindSyncs, Sync
 from loopkit_insight.log_gradients import LogGradients
 from loopkit_insight.log_histograms import LogHistograms
@@ -26,6 +28,7 @@ from loopkit_insight.watch import Watch
 __version__ = "0.1.0"
 __all__ = [
     "Cost",
+    "DetectAnomaly",
     "FindSyncs",
     "LRFinder",
     "LRFinderResult",
@@ -41,6 +44,7 @@ __all__ = [
     "Sync",
     "TryValidation",
     "Watch",
+    "dry_run",
     "replay",
     "summarize",
 ]

@@ -73,7 +73,7 @@ class TryValidation(Shown):
         self._tried.add(phase.name)
 
 
-class _First:
+class First:
     """Take only the first batches, of the data as the other plugins have set it up."""
 
     name = "first_batches"
@@ -108,7 +108,7 @@ def _validate(learner: Learner, source: Any, count: int) -> None:
     ]
     with as_before(learner, data):
         try:
-            trial, _ = copied(learner, {*KEPT, *kept}, source.phase, [_First(count, learner.plugins)])
+            trial, _ = copied(learner, {*KEPT, *kept}, source.phase, [First(count, learner.plugins)])
         except (TypeError, RuntimeError) as error:
             raise PluginError(
                 f"TryValidation({count}): a model, the loss, a phase or a plugin cannot be copied, {error}: "

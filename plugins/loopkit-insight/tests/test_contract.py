@@ -7,6 +7,7 @@ from loopkit_testing.processes import compared, train_together
 
 from loopkit_insight import (
     Cost,
+    DetectAnomaly,
     FindSyncs,
     LogGradients,
     LogHistograms,
@@ -21,6 +22,7 @@ from loopkit_insight import (
 
 PLUGINS = {
     "cost": lambda: Cost(show=False),
+    "detect_anomaly": DetectAnomaly,
     "find_syncs": lambda: FindSyncs(show=False),
     "log_gradients": lambda: LogGradients(depth=1, ratio=True),
     "log_histograms": lambda: LogHistograms(every=2, gradients=True),
