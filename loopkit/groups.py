@@ -131,14 +131,18 @@ def _check_patterns(options: Mapping[str, Mapping[str, Any]], names: Sequence[st
             raise ValueError(f"param_groups: pattern {nothing_matches(pattern, names)}")
 
 
-def auto_fused(cls: type[torch.optim.Optimizer], **options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+def auto_fused(
+    cls: type[torch.optim.Optimizer], *, bitwise: bool = False, **options: Any
+) -> Callable[[Any], torch.optim.Optimizer]:
     """A factory of optimizers that gives ``fused=True`` where torch can run it for the parameters' devices and dtypes.
 
     Where it cannot, or the class has no fused form, the optimizer is made without. A fused optimizer is faster on CUDA
-    and not bitwise equal to the other forms; which one it is stands in ``optimizer.defaults["fused"]``.
+    and often not bitwise equal to the other forms; which one it is stands in ``optimizer.defaults["fused"]``.
 
     Args:
         cls: An optimizer class, such as ``torch.optim.AdamW``.
+        bitwise: Only where some steps on tensors of several sizes have the bits of the other form, as of SGD without
+            momentum on the CPU.
         options: Its options, except ``fused``.
 
     Raises:
@@ -154,7 +158,7 @@ def auto_fused(cls: type[torch.optim.Optimizer], **options: Any) -> Callable[[An
 
     def factory(params: Any) -> torch.optim.Optimizer:
         params = [dict(each, params=_listed(each["params"])) if isinstance(each, dict) else each for each in params]
-        if has_fused and _can_fuse(cls, params, options):
+        if has_fused and _can_fuse(cls, params, options) and not (bitwise and _fused_differs(cls, params, options)):
             return cls(params, fused=True, **options)  # type: ignore[call-arg]
         return cls(params, **options)
 
@@ -175,6 +179,38 @@ def _can_fuse(cls: type[torch.optim.Optimizer], params: list[Any], options: Mapp
     except RuntimeError:  # torch has no list of what it supports but this one
         return False
     return bool(probes)
+
+
+SIZES = (1, 3, 7, 8, 33, 1000, 4099)
+"""Lengths of the tensors whose bits are compared, with and without a tail of a vector unit."""
+
+
+def _fused_differs(cls: type[torch.optim.Optimizer], params: list[Any], options: Mapping[str, Any]) -> bool:
+    """Whether some fused steps have other bits than those of the default form, with the options of any group."""
+    groups = [each for each in params if isinstance(each, dict)] or [{"params": params}]
+    for group in groups:
+        own = {**options, **{key: value for key, value in group.items() if key not in ("params", "name")}}
+        tensors = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+        for kind in {(p.device, p.dtype) for p in tensors}:
+            one, other = (_stepped(cls, *kind, {**own, "fused": fused}) for fused in (True, None))
+            if not all(map(torch.equal, one, other)):
+                return True
+    return False
+
+
+def _stepped(
+    cls: type[torch.optim.Optimizer], device: torch.device, dtype: torch.dtype, options: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """Parameters after some steps from the same values and gradients."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(6, size, generator=generator).to(device, dtype) for size in SIZES]
+    made = [each[0].clone().requires_grad_() for each in drawn]
+    optimizer = cls(made, **options)
+    for step in range(1, 6):
+        for parameter, each in zip(made, drawn, strict=True):
+            parameter.grad = each[step].clone()
+        optimizer.step()
+    return [each.detach() for each in made]
 
 
 def _listed(params: Any) -> list[Any]:

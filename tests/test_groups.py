@@ -194,3 +194,32 @@ def test_auto_fused_refuses_fused():
 def test_auto_fused_on_no_parameters_raises_as_torch_does():
     with pytest.raises(ValueError, match="empty parameter list"):
         auto_fused(SGD, lr=0.1)([])
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1}),
+        (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.01}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.Adam, {"lr": 0.01}),
+        (torch.optim.AdamW, {"lr": 0.01}),
+        (torch.optim.Adagrad, {"lr": 0.1}),
+    ],
+)
+def test_optimizer_that_is_fused_where_the_bits_allow_has_the_bits_of_the_default(cls, options):
+    generator = torch.Generator().manual_seed(3)
+    values = [torch.randn(size, generator=generator) for size in (5, 64, 4097)]
+    grads = [[torch.randn(each.shape, generator=generator) for each in values] for _ in range(10)]
+    ends = []
+    for make in (cls, None):
+        params = [nn.Parameter(each.clone()) for each in values]
+        optimizer = auto_fused(cls, bitwise=True, **options)(params) if make is None else cls(params, **options)
+        for each in grads:
+            for parameter, grad in zip(params, each, strict=True):
+                parameter.grad = grad.clone()
+            optimizer.step()
+        ends.append(params)
+    assert all(map(torch.equal, *ends))
+    if cls is torch.optim.SGD and "momentum" not in options and torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+        assert optimizer.defaults["fused"]

@@ -25,6 +25,7 @@ from loopkit.base.version import DISTRIBUTION, __version__
 from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.checkpoint.manifest import MANIFEST, Manifest
+from loopkit.checkpoint.skipping import Skip, skipped
 from loopkit.checkpoint.streams import Reader
 from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
@@ -357,7 +358,9 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
     return storage.write(disk.resolved(directory), contents.files(), about, label=label, kept=(ONCE,))
 
 
-def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True) -> Manifest:
+def load(
+    learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True, skip: Skip = ()
+) -> Manifest:
     """Load a checkpoint into a learner, whose next ``fit`` resumes the saved one.
 
     Args:
@@ -365,13 +368,16 @@ def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), rep
         path: A checkpoint, or a directory of checkpoints, of which the newest is taken.
         allow: As in ``Learner.load_state_dict``.
         replay: Likewise.
+        skip: Patterns of parameters, as in `loopkit.groups`, whose weights, averages and moments stay as they are here,
+            such as ``"head"``, of another number of classes. Or a mapping of ``"weights"`` or ``"moments"`` to them.
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged.
         StateError: It does not fit; the learner is unchanged.
     """
     manifest = find(Path(path).absolute())
-    restore(learner, manifest, read_state(manifest), allow=allow, replay=replay)
+    state = read_state(manifest)
+    restore(learner, manifest, skipped(learner, state, skip) if skip else state, allow=allow, replay=replay)
     return manifest
 
 
