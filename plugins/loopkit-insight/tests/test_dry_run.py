@@ -31,7 +31,7 @@ SETS = {
 
 def learner_of(path, *plugins):
     """A learner with all that writes."""
-    stack = [Metrics(), History(), Schedule(cosine()), WeightAverage(0.9), EarlyStopping("val/loss")]
+    stack = [Metrics(), History(), Schedule(cosine(updates=16)), WeightAverage(0.9), EarlyStopping("val/loss")]
     writing = [Checkpoint(path / "saved", save=every(updates=1)), LogTo(path / "log"), LogMetrics(every=1)]
     return make_learner(*stack, *writing, *plugins, model=nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 1)))
 
