@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
+    "ArgumentError",
     "Cancel",
     "CancelEpoch",
     "CancelFit",
@@ -36,6 +37,10 @@ __dir__ = __all__.copy
 
 class LoopkitError(Exception):
     """Base of every error that loopkit raises itself."""
+
+
+class ArgumentError(LoopkitError, ValueError):
+    """An argument has a value that it cannot have, such as ``epochs=-1``."""
 
 
 class EventError(LoopkitError, ValueError):

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from loopkit.base.words import is_count, takes
+from loopkit.errors import ArgumentError
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -39,17 +40,17 @@ class Every:
         given = [f"{name}={value!r}" for name, value in self._intervals().items()]
         if len(given) != 1:
             seen = f"every({', '.join(given)})"
-            raise ValueError(f"{seen}: give exactly one of epochs, updates and minutes, as in every(epochs=1)")
+            raise ArgumentError(f"{seen}: give exactly one of epochs, updates and minutes, as in every(epochs=1)")
         for name, count in (("epochs", self.epochs), ("updates", self.updates)):
             if count is not None and not is_count(count) and not (name == "epochs" and self.in_parts):
                 part = ", or a part of one, as in every(epochs=0.25)" if name == "epochs" else ""
-                raise ValueError(f"every({name}={count!r}): {name} are counted from 1, as in every({name}=1){part}")
+                raise ArgumentError(f"every({name}={count!r}): {name} are counted from 1, as in every({name}=1){part}")
         if (minutes := self.minutes) is not None:
             number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
             if not number or not 0 < minutes < math.inf:
-                raise ValueError(f"every(minutes={minutes!r}): give a number above 0, as in every(minutes=10)")
+                raise ArgumentError(f"every(minutes={minutes!r}): give a number above 0, as in every(minutes=10)")
         if not isinstance(self.first, bool):
-            raise ValueError(f"every(first={self.first!r}): it is True or False")
+            raise ArgumentError(f"every(first={self.first!r}): it is True or False")
 
     @property
     def in_parts(self) -> bool:

@@ -29,7 +29,7 @@ from loopkit.engine.life.models import Models
 from loopkit.engine.life.sources import Source, check_given
 from loopkit.engine.life.user_loop import Rounds, UserLoop
 from loopkit.engine.life.validations import validations_of
-from loopkit.errors import PhaseError, PluginError, StateError
+from loopkit.errors import ArgumentError, PhaseError, PluginError, StateError
 from loopkit.events import SignalBegin
 from loopkit.every import Every
 from loopkit.phases import Phase
@@ -67,19 +67,32 @@ ELSEWHERE = {
 """Arguments that people bring from other libraries, and what to write."""
 
 
+LIMITS = {
+    "updates": "give max_updates=...",
+    "steps": "give max_steps=...",
+    "max_epochs": "give epochs=...",
+    "max_time": "give minutes=...",
+    "validation_data": "give fit(train, val)",
+    "val_data": "give fit(train, val)",
+    "callbacks": "give Learner(plugins=[...])",
+    "batch_size": "give it to the loader",
+}
+"""Arguments of ``fit`` that people bring from other libraries, and what to write."""
+
+
 class Learner:
     """Models, optimizers, a loss and plugins, and the loops that train them.
 
     Args:
         model: A module, or a mapping of named modules.
-        loss_fn: ``loss_fn(outputs, targets) -> scalar``; phases of your own may do without. One with
-            ``reduction="sum"``, and what `loopkit.losses.summed` returns, is a sum over the samples: then so is the
+        loss_fn: ``loss_fn(outputs, targets) -> scalar``; your own phases may do without. One with
+            ``reduction="sum"``, and the result of `loopkit.losses.summed`, is a sum over the samples: then so is the
             gradient of an accumulation window, and the loss in the metrics is the sum divided by the samples.
         optimizer: An optimizer, a factory ``params -> Optimizer``, or a mapping of named ones. The factories of a
             mapping take the parameters of the model of the same name; a single factory takes all.
         plugins: Plugins, in any order; also names of installed ones (`loopkit plugins`) and mappings of a name to its
             options: ``["grad_norm", {"clip_grad_norm": {"max_norm": 1.0}}]``. See `loopkit.load_plugin`.
-        phases: Phases of your own; one that has the name of a standard phase (train, val, predict) replaces it.
+        phases: Your own phases; one that has the name of a standard phase (train, val, predict) replaces it.
         accumulate: Steps per update.
         seed: Seeds Python, NumPy and torch now, by `loopkit.seed_everything`. For algorithms that are deterministic
             call ``seed_everything(seed, deterministic=True)`` yourself, before the model is made.
@@ -164,7 +177,7 @@ class Learner:
 
     @property
     def models(self) -> Models:
-        """The modules by name; a single one is ``"model"``. Its ``weights`` tell what stands in their place."""
+        """The modules by name; a single one is ``"model"``. Its ``weights`` list their replacements."""
         return self._core.models
 
     @property
@@ -269,7 +282,7 @@ class Learner:
         self._join(set(self.plugins) - before)
 
     def remove(self, *words: str) -> None:
-        """Remove plugins by name or by what they provide. During a fit their ``fit_end`` still comes at its end.
+        """Remove plugins by name or by their ``provides``. During a fit their ``fit_end`` still comes at its end.
 
         A plugin with ``leave`` undoes its changes: a schedule puts back the optimizer's own rates, `Freeze` thaws.
         """
@@ -358,6 +371,7 @@ class Learner:
 
     # Running
 
+    @takes(**LIMITS)
     def fit(
         self,
         train: Any,
@@ -391,14 +405,14 @@ class Learner:
                 reproducible), with ``first=True`` also before the first update; see `loopkit.every`. A mapping by the
                 names of phases gives each its own. By default ``every(epochs=1)``.
             on_interrupt: As in `rounds`.
-            loader_timeout: Seconds that the workers of a ``DataLoader`` may take for a batch, unless the loader has a
-                timeout of its own; None for no limit.
+            loader_timeout: Seconds that the workers of a ``DataLoader`` may take for a batch, unless the loader has
+                its own timeout; None for no limit.
 
         Returns:
             Why the fit ended, its counts, metrics and history.
 
         Raises:
-            ValueError: No limit, or one that is not positive; or ``validate`` does not fit ``val``.
+            ArgumentError: No limit, or one that is not positive; or ``validate`` does not fit ``val``.
             PhaseError: A name is of no phase that fits.
             StateError: The state that was loaded does not fit the data or the phases.
             SystemExit: SIGTERM came (code 143), or ``learner.pause`` was called (75).
@@ -414,7 +428,7 @@ class Learner:
             check_given(train, val)
         limits = Limits(epochs, max_steps, max_updates, minutes)
         if epochs is None and not limits.between_steps:
-            raise ValueError(
+            raise ArgumentError(
                 "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it), or minutes="
             )
         source = Source(self._core.registry, *self._core.phases.training(train))
@@ -444,20 +458,20 @@ class Learner:
         Args:
             epochs: Rounds; None: until you leave the loop, or something ends the fit.
             planned: How far the fit is meant to go, for displays and schedules; by default so many epochs.
-            on_interrupt: What comes after ``fit_end`` if a signal or a pause ended the fit: ``"raise"``:
+            on_interrupt: The action after ``fit_end`` if a signal or a pause ended the fit: ``"raise"``:
                 ``KeyboardInterrupt`` after SIGINT, ``SystemExit`` after SIGTERM (143) and after a pause (75);
-                ``"return"``: nothing. None: signals are not caught.
-            state: What else the code of your loop moves, by name: random generators that it draws from, and objects
-                with ``state_dict`` and ``load_state_dict``, such as an environment. They are saved with the round. The
-                global generators, and those that phases, models or the loss hold, are saved anyway.
+                ``"return"``: no exception. None: signals are not caught.
+            state: Other objects that your loop's code changes, by name: random generators that it draws from, and
+                objects with ``state_dict`` and ``load_state_dict``, such as an environment. They are saved with the
+                round. The global generators, and generators in phases, models or the loss, are saved anyway.
 
         Raises:
             PhaseError: Something in ``state`` is neither.
             StateError: The saved round cannot be run again; names what differs.
 
         Returns:
-            What to iterate over: it gives the number of each round, from 0. As a context manager around the loop
-            (``with learner.rounds(epochs=3) as rounds: for _ in rounds: ...``) it also tells ``fit_end`` of an error
+            An iterable: it gives the number of each round, from 0. As a context manager around the loop
+            (``with learner.rounds(epochs=3) as rounds: for _ in rounds: ...``) ``fit_end`` also gets an error
             that your own code raises between two epochs; ``rounds.result`` is the `FitResult`.
 
         Example::
@@ -530,10 +544,10 @@ class Learner:
     def aside(self) -> AbstractContextManager[None]:
         """Inside, forwards are a plugin's own, and the run does not see them, such as a probe's or a teacher's.
 
-        Mode, weights, autocast and gradients are those of the place where it stands; `inference` changes them.
+        Mode, weights, autocast and gradients are as outside of it; `inference` changes them.
         Afterwards random generators, buffers, modes and the casts of autocast are as they were. DDP takes no part in
-        the forward. Gradients are not put back: use ``torch.autograd.grad``, which leaves those of the parameters
-        alone. It copies the buffers and the states of the generators.
+        the forward. Gradients are not put back: use ``torch.autograd.grad``, which does not touch the parameters'
+        gradients. It copies the buffers and the states of the generators.
 
         Example::
 
@@ -585,7 +599,7 @@ class Learner:
         Args:
             phase: A phase or the name of one.
             length: The number of steps, if known: the last one then closes its accumulation window itself.
-            data: What ``epoch.batches()`` goes over, from where a saved state was; needed if the epoch is to be saved.
+            data: The data of ``epoch.batches()``, from where a saved state was; needed if the epoch is to be saved.
         """
         phase = self.phases.find(phase)
         return self._core.epochs.next(phase, None if data is None else Source(self._core.registry, phase, data), length)
@@ -599,8 +613,8 @@ class Learner:
         tensors, which are those in use: copy what you keep.
 
         Args:
-            positions: Without, it holds nothing of open epochs and their data, and can be made in mid-step.
-            at: What ``epoch.mark()`` returned when an epoch that does not train began: the state as of then, after a
+            positions: Without, it leaves out open epochs and their data, and can be made in mid-step.
+            at: The result of ``epoch.mark()`` when an epoch that does not train began: the state as of then, after a
                 step of it has failed.
             whole: Gather sharded tensors in each process. Without, each process has its part of them, a ``DTensor``.
 
@@ -628,8 +642,8 @@ class Learner:
 
         Args:
             state: It is not kept or changed.
-            allow: Plugins that may be missing, in the state (they begin anew) or here.
-            replay: Let data that has no position of its own be passed over up to where it was, with the generators of
+            allow: Plugins that may be missing, in the state (they start again) or here.
+            replay: Let data without a position be skipped up to where it was, with the generators of
                 that time; otherwise it raises.
             own: Its tensors may be taken over instead of copied.
             data: ``"warn"``: resume an open epoch also if its data differ from the saved ones.
@@ -659,10 +673,10 @@ class Learner:
 
         Returns:
             The request. Between two steps it is answered; a plugin may put it off (`loopkit.plugin.Plugin.hold_stop`),
-            which ``put_off`` then says. So any thread, and a handler of a signal, may call this.
+            which ``put_off`` then returns. So any thread, and a handler of a signal, may call this.
 
         Raises:
-            PhaseError: Nothing is running that could end.
+            PhaseError: No fit or epoch is running.
         """
         self._check_running("stop")
         return self._core.requests.stop(reason, by)
@@ -682,14 +696,14 @@ class Learner:
         if self._core.running.fit.raises and not self._core.registry.ordered(SignalBegin.hook):
             warn(
                 "learner.pause ends this process, and no plugin saves the run, so what was trained is lost: add "
-                "Checkpoint(directory), or give fit(on_interrupt='return') to go on in this process"
+                "Checkpoint(directory), or give fit(on_interrupt='return') to continue in this process"
             )
 
     def _check_running(self, what: str) -> None:
         core = self._core
         if core.running.fit is None and (what == "pause" or not (core.running.epochs or core.running.hooks)):
             raise PhaseError(
-                f"learner.{what}() with no fit running, so nothing could end: call it from a plugin, a phase or "
+                f"learner.{what}() with no fit running: call it from a plugin, a phase or "
                 f"another thread during the fit, or leave out the fit"
             )
 
@@ -699,12 +713,12 @@ class Learner:
         """Log a value: hand it to every plugin that listens (``log_value``), such as ``LogTo``, which writes it.
 
         From any phase or plugin, in an epoch or not. It waits for no device: a tensor on one is copied there, and
-        read when the log is written. If no plugin listens it does nothing, and outside of a fit nothing is written.
+        read when the log is written. It has no effect without a listening plugin, or outside of a fit.
 
         Args:
             name: Any text; ``"train/loss"`` by custom. Or a mapping of names to values, which costs less than a call
                 for each; if one cannot be logged, none is.
-            value: A number, a tensor of one (of a graph it keeps nothing), or a kind of `loopkit.logs`, such as
+            value: A number, a tensor of one (without its graph), or a kind of `loopkit.logs`, such as
                 ``Image(pixels)``.
 
         Raises:
@@ -728,7 +742,7 @@ class Learner:
 
 
 def standard_by(make: Callable[[Iterable[Any]], list[Any]]) -> None:
-    """Let ``standard=True`` add what this makes of the plugins that were given; `loopkit` itself says so."""
+    """Let ``standard=True`` add the plugins that this makes for the given ones; `loopkit` itself calls it."""
     Learner._standard_set = staticmethod(make)
 
 

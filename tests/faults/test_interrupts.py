@@ -388,7 +388,7 @@ def test_limit_that_is_behind_begins_a_new_fit_of_that_many(limit, capsys):
     said = capsys.readouterr().err
     assert "its open epoch is dropped" in said
     assert f"{name}={many}" in said
-    assert "goes on where" not in said
+    assert "resumes where" not in said
 
 
 def test_limit_that_is_ahead_goes_on_with_the_interrupted_fit():

@@ -10,9 +10,17 @@ from loopkit_testing import check_plugin
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from loopkit import Learner, TrainingPhase, hookimpl
+from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.checkpoint import best, load_weights, save_weights
-from loopkit.errors import PhaseError, PhaseInputError, PluginConflict, PluginError, StateError
+from loopkit.errors import (
+    ArgumentError,
+    LoopkitError,
+    PhaseError,
+    PhaseInputError,
+    PluginConflict,
+    PluginError,
+    StateError,
+)
 from loopkit.metrics import F1
 from loopkit.plugins import Checkpoint, ClipGradNorm
 
@@ -215,11 +223,34 @@ def test_loss_function_and_optimizer_in_the_wrong_order():
         ),
         (lambda: F1(classes=3), r"F1 has no argument 'classes': the outputs give the number of classes"),
         (lambda: F1(averaged="macro"), r"did you mean 'average'"),
+        (lambda: make_learner().fit([], updates=2), r"Learner.fit has no argument 'updates': give max_updates="),
+        (lambda: make_learner().fit([], max_epochs=2), r"Learner.fit has no argument 'max_epochs': give epochs="),
+        (lambda: make_learner().fit([], validation_data=[]), r"no argument 'validation_data': give fit\(train, val\)"),
+        (lambda: make_learner().fit([], epoch=2), r"Learner.fit has no argument 'epoch' \(did you mean 'epochs'\?\)"),
     ],
 )
 def test_argument_that_does_not_exist_is_named_with_what_to_write(make, said):
     with pytest.raises(TypeError, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: make_learner().fit([], epochs=-1),
+        lambda: make_learner().fit([], epochs=1, minutes=0),
+        lambda: make_learner().fit([]),
+        lambda: make_learner().fit([], epochs=1, validate=3),
+        lambda: make_learner().fit([], epochs=1, on_interrupt="ignore"),
+        lambda: every(epochs=0),
+        lambda: every(epochs=1, updates=1),
+    ],
+)
+def test_wrong_value_of_an_argument_is_an_error_of_loopkit_and_of_python(make):
+    with pytest.raises(ArgumentError) as caught:
+        make()
+    assert isinstance(caught.value, LoopkitError)
+    assert isinstance(caught.value, ValueError)
 
 
 def test_two_plugins_of_one_class_are_named_by_it():

@@ -24,7 +24,7 @@ class ExpectedEvents:
         self._left = set(plan.awaited)
 
     def watch(self, fire: dict[type[Event], Fire | None]) -> dict[type[Event], Fire | None]:
-        """The same calls; each event that is waited for is noted when it first comes, and costs nothing after that."""
+        """The same calls; each event that is waited for is noted when it first comes, and has no cost after that."""
         watched = dict(fire)
 
         def noting(event: type[Event], call: Fire) -> Fire:
@@ -41,7 +41,7 @@ class ExpectedEvents:
         return watched
 
     def missed(self) -> list[str]:
-        """At the end of the epoch: what to say of those that did not come."""
+        """Return a line for each event that did not come in the epoch."""
         cls = type(self._phase).__name__
         return [
             f"phase {self._phase.name!r}: {cls}.emits lists {event.__name__}, which {cls}.step did not emit in its "

@@ -52,7 +52,7 @@ class Row:
 
     @property
     def change(self) -> str:
-        """The plugin, with what it changes and its note."""
+        """The plugin, with its changes and its note."""
         states = f" ({', '.join(self.changes)})" if self.changes else ""
         return f"{self.plugin}{states}{f': {self.note}' if self.note else ''}"
 

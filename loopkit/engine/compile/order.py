@@ -3,7 +3,7 @@
 Per event: writers before updaters before readers of overlapping state; readers of ``"*"`` last, and of these a
 plugin that saves (``provides = "checkpoint"``) at the very end. Two writers
 or two updaters of the same state need an explicit order between them. An explicit order replaces the derived
-one for its pair, and a chain that the user gives replaces what the plugins say. What remains free is ordered
+one for its pair, and a chain that the user gives replaces the plugins' declarations. What remains free is ordered
 by name, so that the order in which plugins are listed never matters.
 """
 
@@ -80,7 +80,7 @@ def _match(one: str, other: str) -> bool:
 
 
 def _both_match(one: str, other: str) -> bool:
-    """Whether two patterns, both with a wildcard, can match the same text: what is around the wildcards agrees."""
+    """Whether two patterns, both with a wildcard, can match the same text: the text around the wildcards agrees."""
     a = WILDCARD.split(one)
     b = WILDCARD.split(other)
     if len(a) == 1 or len(b) == 1:
@@ -221,7 +221,7 @@ def _declaration(one: Entry, other: Entry) -> str:
 
 
 def _sort(entries: Sequence[Entry], links: Links, event: str) -> list[Placed]:
-    """Sort topologically, by name where nothing else decides."""
+    """Sort topologically, by name where the order is free."""
     waits = {i: {a for a, b in links if b == i} for i in range(len(entries))}
     ready = [(entries[i].plugin, i) for i, earlier in waits.items() if not earlier]
     heapq.heapify(ready)

@@ -13,12 +13,12 @@ from loopkit.errors import PluginConflict
 from loopkit.plugin import unwrapped
 
 NOTE = "_loopkit_belongs"
-"""The attribute of a plugin that says to which learner it belongs; a copy of the plugin has it, too."""
+"""The attribute of a plugin that names its learner; a copy of the plugin has it as well."""
 UNKNOWN = object()
 
 
 class Owner:
-    """A learner, as plugins remember it: nothing that keeps the learner alive."""
+    """A learner, as plugins remember it, without keeping it alive."""
 
 
 @dataclass
@@ -117,7 +117,7 @@ def _is_shared(plugin: Any) -> bool:
 
 
 def _has_state(plugin: Any) -> bool:
-    """Whether it is a plugin with a state, or says that it belongs to one learner (``shared = False``)."""
+    """Whether it is a plugin with a state, or is for one learner (``shared = False``)."""
     own = unwrapped(plugin)
     return callable(getattr(own, "state_dict", None)) or hasattr(own, "shared")
 

@@ -27,7 +27,7 @@ FITS: dict[str, Callable[[Phase], bool]] = {"train": _trains, "val": _validates,
 
 
 class PhaseTable(dict[str, Phase]):
-    """The phases by name: the standard ones, and those of the user, which replace them.
+    """The phases by name: the standard ones, and the user's, which replace them.
 
     Args:
         given: The user's.
@@ -90,7 +90,7 @@ class PhaseTable(dict[str, Phase]):
         return self.find(name), data
 
     def validating(self, given: Any) -> list[tuple[Phase, Any]]:
-        """The phases that ``fit(train, val)`` validates with, and their data; those that are missing are made."""
+        """The phases that ``fit(train, val)`` validates with, and their data; missing ones are made."""
         if not isinstance(given, Mapping):
             return [(self.of("val", None, "fit(train, {name: data})"), given)]
         if not given:

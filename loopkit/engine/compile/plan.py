@@ -82,8 +82,8 @@ class Compiler:
     """Makes calls from implementations: with the arguments that each asks for, and a note on what it raises.
 
     Args:
-        learner: What implementations are given as ``learner``.
-        where: Says in words where a step of a phase is, for notes on errors.
+        learner: The ``learner`` argument of implementations.
+        where: Returns the place of a step of a phase in words, for notes on errors.
         instruments: The implementations of ``instrument_call``, in order.
     """
 
@@ -123,7 +123,7 @@ class Compiler:
             raise
 
     def bound(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
-        """A callable that takes the ``dynamic`` arguments by position and gives on those that are wanted."""
+        """A callable that takes the ``dynamic`` arguments by position and passes on the wanted ones."""
         fixed = {"learner": self._learner, "phase": phase}
         function = self._instrumented(impl, phase)
         wanted = impl.arguments
@@ -182,7 +182,7 @@ class Compiler:
         return fire
 
     def _context(self, impl: Implementation, dynamic: str, phase: Phase) -> Callable[[Any], Any]:
-        """`bound` for a context, with a note on its errors and on those of entering and leaving what it returns."""
+        """`bound` for a context, with a note on its errors, also on entering and leaving the context."""
         make = self._located(impl, (dynamic,), phase)
         plugin = impl.entry.plugin
         hook = impl.hook.name
@@ -247,7 +247,7 @@ class Compiler:
 
 
 class _Context:
-    """A plugin's context manager. What it raises says whose it is; what is raised inside is never lost."""
+    """A plugin's context manager. Its errors name it; errors from inside are never lost."""
 
     __slots__ = ("_context", "_hook", "_plugin", "_where")
 

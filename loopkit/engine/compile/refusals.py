@@ -47,7 +47,7 @@ OTHER_WORDS = {
 def check_names(
     plugins: Mapping[str, Any], implementations: Sequence[Implementation], chains: Iterable[tuple[str, ...]]
 ) -> None:
-    """Raise for names of states and plugins that nobody knows."""
+    """Raise for unknown names of states and plugins."""
     names = {*plugins, *map(provided, plugins.values())} - {""}
     written = {s for i in implementations for s in (*i.entry.writes, *i.entry.updates)}
     declared = [(i.entry.plugin, i.hook.name, i.entry) for i in implementations]
@@ -124,7 +124,7 @@ def check_trainable(plugins: Mapping[str, Any], models: Mapping[str, nn.Module])
 
 
 def _pattern(state: str) -> str:
-    """The pattern in ``"trainable.<pattern>"``; else nothing."""
+    """The pattern in ``"trainable.<pattern>"``; else an empty string."""
     return state.partition(".")[2] if state.startswith("trainable.") else ""
 
 
@@ -340,7 +340,7 @@ def check_plugin(plugin: Any, name: str) -> None:
 
 
 def _check_average(plugin: Any, where: str) -> None:
-    """Refuse an average without what savers and evaluations ask of one."""
+    """Raise for an average without the methods that savers and evaluations need."""
     parts = ("averaged", "state_dict", "load_state_dict", "owns")
     missing = [part for part in parts if not hasattr(plugin, part)]
     if provided(plugin) == "average" and missing:

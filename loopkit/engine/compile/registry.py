@@ -49,11 +49,11 @@ class Registry:
     """The plugins of one learner.
 
     Args:
-        learner: What hooks are given as ``learner``.
+        learner: The ``learner`` argument of hooks.
         phases: The learner's.
-        order: What the user gave as ``order``.
-        logbook: Where the listeners to what is logged are entered.
-        where: Says in words where a step of a phase is.
+        order: The user's ``order``.
+        logbook: Where the listeners to logged values are entered.
+        where: Returns the place of a step of a phase in words.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Registry:
         self._placed: dict[tuple[Any, ...], list[Placed]] = {}
         """By hook and plugins: phases in which the same ones listen share it."""
         self.brackets: list[tuple[str, Implementation | None, Implementation | None]] = []
-        """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with what does so."""
+        """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with both hooks."""
         self.implemented: list[Implementation] = []
         """The plugins' implementations of every hook."""
         self._names: dict[int, str] = {}
@@ -102,7 +102,7 @@ class Registry:
         """Remove and add plugins, all or none.
 
         Raises:
-            PluginError: What is wrong with a plugin, or how it clashes with another one.
+            PluginError: A plugin is malformed, or clashes with another one.
         """
         removed: list[tuple[str, Any]] = []
         added: list[str] = []
@@ -170,7 +170,7 @@ class Registry:
         return name
 
     def _specify(self) -> None:
-        """Tell pluggy of the hooks that were defined since the last time."""
+        """Register the hooks that were defined since the last time with pluggy."""
         if new := tuple(hook for name, hook in hooks().items() if not hasattr(self._manager.hook, name)):
             self._manager.add_hookspecs(specification(new))
 
@@ -189,7 +189,7 @@ class Registry:
         ]
 
     def _check(self) -> None:
-        """Everything that can be told before a phase runs."""
+        """Check all that is known before a phase runs."""
         self._collect()
         refusals.check_names(self.plugins, self.implemented, self.chains)
         refusals.check_owners(self.plugins)

@@ -1,4 +1,4 @@
-"""Brackets: the ``fit_begin`` of plugins, and the ``fit_end`` of those that have begun."""
+"""Brackets: the ``fit_begin`` of plugins, and the ``fit_end`` of all that have begun."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ class Brackets:
 
     @staticmethod
     def _note(failure: BaseException, errors: Sequence[BaseException]) -> None:
-        """Say on an error what else was raised."""
+        """Note on an error the others that were raised."""
         for late in errors:
             add_note(failure, f"loopkit: fit_end failed too: {shown(late)}")

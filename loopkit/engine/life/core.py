@@ -1,4 +1,4 @@
-"""Core: what the parts of the engine share, of one learner."""
+"""Core: the shared objects of the engine, of one learner."""
 
 from __future__ import annotations
 

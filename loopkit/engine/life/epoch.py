@@ -82,7 +82,7 @@ class Epoch(Stores):
         self.pending: Cancel | None = None
         """A cancel raised at ``epoch_begin``; the first step raises it."""
         self.goes_on = False
-        """Its ``epoch_begin`` is over and its data are where they were: what comes now is new, be it resumed."""
+        """Its ``epoch_begin`` is over and its data are in place: from now on it trains new steps, also when resumed."""
         self.turns: dict[str, int] = {}
         """How many epochs of each phase its hooks have run."""
         self._life = life
@@ -280,7 +280,7 @@ class Epoch(Stores):
         Args:
             timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
             first: It is the first epoch over these data.
-            run: What runs the steps, and says whether they were all taken; by default the plain loop of the steps.
+            run: Runs the steps, and returns whether they were all taken; by default the plain loop of the steps.
         """
         with bounded_wait(self.data, timeout, lambda: self.steps):
             if self.source is not None and self.source.made:
@@ -334,7 +334,7 @@ class Epoch(Stores):
         """Close the windows, fire ``EpochEnd`` and leave the contexts; returns the cancel that ended it, if one did.
 
         Raises:
-            BaseException: What was raised in it, unless that ends an epoch normally.
+            BaseException: The error inside, unless it ends an epoch normally.
         """
         loop = self.loop
         cancel: Cancel | None = self.pending

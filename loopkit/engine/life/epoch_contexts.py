@@ -1,4 +1,4 @@
-"""EpochContexts: what an epoch runs in: the models' own weights, in its mode, and the contexts of plugins."""
+"""EpochContexts: the surroundings of an epoch: the models' own weights, in its mode, and the contexts of plugins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EpochContexts:
         self._where = where
         self._stack = ExitStack()
         self._form = ExitStack()
-        """The evaluation form of modules with a ``train`` of their own."""
+        """The evaluation form of modules with their own ``train``."""
         self._exact = False
         """Whether weights are to be what they were when the epoch is left, bit for bit."""
         self._modes: list[tuple[nn.Module, bool]] = []
@@ -80,7 +80,7 @@ class EpochContexts:
         self._stack.callback(lambda: self._models.restore(self._modes))
 
     def _enter_form(self) -> None:
-        """Put modules with a ``train`` of their own in eval mode, after what stands in the weights' place."""
+        """Put modules with their own ``train`` in eval mode, after the weights in place."""
         if self._phase.training:
             return
         self._stack.callback(self._form.close)

@@ -21,7 +21,7 @@ from loopkit.engine.life.signals import Interruption, Signals
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.surroundings import Surroundings
 from loopkit.engine.life.validations import Validation
-from loopkit.errors import CancelFit, PhaseError, ReentrancyError
+from loopkit.errors import ArgumentError, CancelFit, PhaseError, ReentrancyError
 from loopkit.events import CycleEnd
 from loopkit.logs.record import Packed
 from loopkit.result import FitResult, Planned
@@ -59,7 +59,7 @@ class Limits:
         check_count("max_updates", self.max_updates)
         number = isinstance(self.minutes, (int, float)) and not isinstance(self.minutes, bool)
         if self.minutes is not None and not (number and 0 < self.minutes < math.inf):
-            raise ValueError(f"minutes is {self.minutes!r}: give a number above 0, as in fit(minutes=30)")
+            raise ArgumentError(f"minutes is {self.minutes!r}: give a number above 0, as in fit(minutes=30)")
 
     @property
     def seconds(self) -> float:
@@ -100,9 +100,9 @@ class Fit:
 
     Args:
         core: The learner's.
-        limits: What ends it.
+        limits: Its limits.
         planned: How far it is meant to go, for displays and schedules.
-        on_interrupt: What comes after ``fit_end`` when a signal or a pause ended it; None: signals are not caught.
+        on_interrupt: The action after ``fit_end`` when a signal or a pause ended it; None: signals are not caught.
         timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
         runs: The phases that it runs by itself; none in a loop of the user's.
     """
@@ -117,7 +117,7 @@ class Fit:
         runs: Sequence[Phase] = (),
     ) -> None:
         if on_interrupt not in INTERRUPTS:
-            raise ValueError(f"on_interrupt is {on_interrupt!r}: it is 'raise', 'return' or None")
+            raise ArgumentError(f"on_interrupt is {on_interrupt!r}: it is 'raise', 'return' or None")
         self.limits = limits
         self.result = FitResult(seed=torch.initial_seed(), planned=planned)
         """The result; complete in ``fit_end``."""
@@ -140,7 +140,7 @@ class Fit:
         self._core = core
         self._runs = runs
         self.raises = on_interrupt != "return"
-        """Whether a signal or a pause ends the process, by what it raises after its ``fit_end``."""
+        """Whether a signal or a pause ends the process, by an exception after its ``fit_end``."""
         self._signals = Signals(core.requests.catch, lambda: not core.running.can_save) if on_interrupt else None
         self._started = time.monotonic()
         self.validations: dict[str, Validation] = {}
@@ -197,7 +197,7 @@ class Fit:
 
     @property
     def missing_states(self) -> dict[str, str]:
-        """By phase and optimizer: what of it has changed since the fit began and is in no state, in words."""
+        """By phase and optimizer: the changes since the fit began that are in no state, in words."""
         return self._core.witness.missing()
 
     def request_save(self) -> None:
@@ -209,7 +209,7 @@ class Fit:
 
         Args:
             plugin: One of the plugins; its ``log_value`` is not called any more.
-            packed: The list, which the plugin has to empty in time, of what each call has logged (`Packed`); None: the
+            packed: The list, which the plugin has to empty in time, of the values of each call (`Packed`); None: the
                 plugin is called again.
         """
         self._core.registry.pack(plugin, packed)
@@ -305,7 +305,7 @@ class Fit:
             )
         if goes_on:
             say(
-                f"the fit goes on where it was interrupted, after {core.progress.epochs} complete epochs and "
+                f"the fit resumes where it was interrupted, after {core.progress.epochs} complete epochs and "
                 f"{core.progress.steps:,} steps (learner.forget() would begin a new one)"
             )
         if (left := core.resume.unfinished) and not self.resumed:
@@ -314,7 +314,7 @@ class Fit:
             core.resume.leave_unfinished("")
 
     def _is_behind(self, at: Position) -> bool:
-        """Whether the limits are others than those of an interrupted fit, and it has reached one of them already."""
+        """Whether the limits differ from the limits of an interrupted fit, and it has reached one of them already."""
         return at.limits != self.limits.saved() and bool(self._limit_reached(at))
 
     def go_on(self) -> None:
@@ -382,7 +382,7 @@ class Fit:
         """Whether it has run for so many seconds. Rank 0's clock decides; the others hear of it when they next agree.
 
         Args:
-            word: What it is time for, by which they hear of it: the phase of a validation, or `OUT_OF_TIME`.
+            word: The due action, by its word: the phase of a validation, or `OUT_OF_TIME`.
             seconds: Counted as `seconds` is.
         """
         requests = self._core.requests
@@ -397,7 +397,7 @@ class Fit:
         """Count an update that was skipped.
 
         Raises:
-            PhaseError: So many in a row were, and nothing else ends the fit: it would never end.
+            PhaseError: So many in a row were, and no other limit ends the fit: it would never end.
         """
         updates = self._core.progress.updates
         self._skips = self._skips + 1 if updates == self._skipped_at else 1
@@ -514,10 +514,10 @@ def check_count(name: str, value: Any, endless: bool = False) -> None:
     """Check that it is a count from 1.
 
     Raises:
-        ValueError: It is not.
+        ArgumentError: It is not.
     """
     if value is not None and not is_count(value) and not (endless and value == math.inf):
-        raise ValueError(f"{name} is {value!r}: it counts from 1" + (", or is math.inf" if endless else ""))
+        raise ArgumentError(f"{name} is {value!r}: it counts from 1" + (", or is math.inf" if endless else ""))
 
 
 def _interruption(ending: ExitRequest) -> BaseException:

@@ -11,7 +11,7 @@ from loopkit.engine.life.fit import SKIPS, Fit, Limits
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.validations import Validation
 from loopkit.engine.step.loop import StepLimits
-from loopkit.errors import Cancel, CancelFit, PhaseError
+from loopkit.errors import ArgumentError, Cancel, CancelFit, PhaseError
 from loopkit.every import Every
 from loopkit.result import Planned
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class FitLoop(Fit):
     """A fit that trains on some data, and validates when that is due.
 
-    Args: As those of `Fit`, and what it trains on, and what it validates on, in this order.
+    Args: As for `Fit`, and its training data and its validations, in this order.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class FitLoop(Fit):
             self.fire_cycle_end()
 
     def _want(self, when: str) -> None:
-        """Note the validations that are due, beside those that are already.
+        """Note the validations that are due, beside earlier ones.
 
         Args:
             when: ``"round"``: between two epochs; ``"epoch"``: a training epoch has just ended; ``"step"``: between
@@ -261,10 +261,10 @@ def _check_length(length: int | None) -> int:
     """Return the steps of a training epoch.
 
     Raises:
-        ValueError: They are unknown.
+        ArgumentError: They are unknown.
     """
     if length is None:
-        raise ValueError(
+        raise ArgumentError(
             "validate is every(epochs=) with a part of an epoch, and the training data have no len(): give "
             "every(updates=100), or data with a length"
         )

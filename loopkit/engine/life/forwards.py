@@ -116,7 +116,7 @@ def inference(core: Core, phase: Phase) -> Iterator[None]:
 
 @contextmanager
 def aside(core: Core) -> Iterator[None]:
-    """Inside, a forward is none of the run's: what it draws, counts and casts is put back."""
+    """Inside, a forward is none of the run's: its draws, counts and casts are undone."""
     models = core.models
     with ExitStack() as stack:
         stack.enter_context(models.casts.unobserved())

@@ -1,4 +1,4 @@
-"""Logbook: what is logged goes from here to the plugins that listen, with the place in the run where it was logged."""
+"""Logbook: sends logged values to the plugins that listen, with their place in the run."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ class Logbook:
 
 
 class Listeners:
-    """Gives what is logged to several plugins: as it is to those that keep it, as records to the others.
+    """Gives logged values to several plugins: as they are to plugins that keep them, as records to the others.
 
     Args:
-        packs: The lists of those that keep it.
+        packs: The lists of the keeping plugins.
         calls: Of the others, with their names.
     """
 

@@ -1,4 +1,4 @@
-"""Models: modules, what wraps them, their optimizers, and Weights: what stands in the place of their own weights."""
+"""Models: modules, their wrappers, their optimizers, and Weights: the replacements of their own weights."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Models(dict[str, nn.Module]):
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.weights = Weights()
         self.measured = Measured(self)
-        """With what the metrics of phases were measured, where a saver has taken that."""
+        """The weights that the metrics of phases were measured with, where a saver keeps them."""
         self.modes = Modes({})
         """The optimizers whose ``train()`` and ``eval()`` are called."""
         self.casts = AutocastCache()
@@ -112,7 +112,7 @@ class Models(dict[str, nn.Module]):
     def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
         """Put the modules in train or eval mode; returns the mode in which each was.
 
-        In train mode, those that the user had put into eval mode before stay there.
+        In train mode, modules that the user had put into eval mode before stay there.
         """
         modules = self._modules()
         if training:
@@ -120,7 +120,7 @@ class Models(dict[str, nn.Module]):
         return self.module_modes.switch(training, modules)
 
     def evaluated(self, exact: Callable[[], bool]) -> AbstractContextManager[None]:
-        """Inside, modules with a ``train`` of their own are in eval mode; see `ModuleModes.evaluated`."""
+        """Inside, modules with their own ``train`` are in eval mode; see `ModuleModes.evaluated`."""
         return self.module_modes.evaluated(partial(self.weights.replaced, is_form=True), exact)
 
     def restore(self, modes: list[tuple[nn.Module, bool]]) -> None:
@@ -138,7 +138,7 @@ class Models(dict[str, nn.Module]):
             self.measured.take(phase)
 
     def put_in_eval(self, module: nn.Module) -> None:
-        """Put a module and its parts in eval mode, those that are not."""
+        """Put a module and its parts in eval mode."""
         turn(module, dict.fromkeys(module.modules(), False), keep=True)
 
     @contextmanager
@@ -267,7 +267,7 @@ class Models(dict[str, nn.Module]):
                     self.put_optimizers({**self.optimizers, name: made})
 
     def put_optimizers(self, optimizers: dict[str, torch.optim.Optimizer]) -> None:
-        """Put optimizers in the place of those with the same names."""
+        """Replace optimizers by name."""
         single = self.optimizer is not self.optimizers
         self.optimizers = optimizers
         self.optimizer = next(iter(optimizers.values()), None) if single else optimizers
@@ -406,7 +406,7 @@ class Weights:
 
     @contextmanager
     def in_training_form(self) -> Iterator[None]:
-        """Inside, what stands in the weights' place does so in the form in which modules are trained."""
+        """Inside, replaced weights are in the form in which modules are trained."""
         forms: list[Replacement] = []
         while self.stack and self.stack[-1].is_form:
             forms.append(self.stack.pop())

@@ -1,4 +1,4 @@
-"""ModuleModes: the train and eval modes of modules, and the weights of those that work in ``train`` and ``eval``."""
+"""ModuleModes: the train and eval modes of modules, and the weights of modules that work in ``train`` and ``eval``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ModuleModes:
     """The modes of all modules of a learner.
 
     Modules that are in eval mode when they are first seen stay so in training, unless an optimizer trains the model and
-    all of it is in eval mode. A module whose class has a ``train`` of its own, such as one that merges an adapter into
+    all of it is in eval mode. A module whose class has its own ``train``, such as one that merges an adapter into
     its weights in eval mode, is switched by calling it, and only where its mode changes.
 
     Args:
@@ -37,7 +37,7 @@ class ModuleModes:
         self._asleep: dict[str, nn.Module] = {}
         """The models that are trained, and were in eval mode as a whole: they are put into train mode."""
         self._asked: set[nn.Module] = set()
-        """Modules with a ``train`` of their own that was called for a first training epoch."""
+        """Modules with their own ``train`` that was called for a first training epoch."""
         self.kept = ""
         """A sentence on parts that stay in eval mode; empty without any."""
 
@@ -95,7 +95,7 @@ class ModuleModes:
     def switch(self, training: bool, modules: list[nn.Module]) -> Modes:
         """Put modules in the mode of a phase; returns the modes in which they were.
 
-        Those with a ``train`` of their own are left as they are for a phase that does not train: `evaluated` puts them
+        Modules with their own ``train`` are left as they are for a phase that does not train: `evaluated` puts them
         in eval mode, when the weights stand in their place.
         """
         evals = self._evals if training else {}
@@ -126,7 +126,7 @@ class ModuleModes:
 
     @contextmanager
     def evaluated(self, replaced: Replaced, exact: Callable[[], bool]) -> Iterator[None]:
-        """Inside, modules with a ``train`` of their own are in eval mode, each in its evaluation form.
+        """Inside, modules with their own ``train`` are in eval mode, each in its evaluation form.
 
         The training form is kept aside, for whoever saves inside.
 
@@ -227,7 +227,7 @@ class _Form(Swapped):
 
 
 def has_own_train(modules: Iterable[nn.Module]) -> bool:
-    """Whether a module works in ``train`` and ``eval``: its class, or itself, has a ``train`` of its own."""
+    """Whether a module works in ``train`` and ``eval``: its class, or itself, has its own ``train``."""
     plain = nn.Module.train
     for module in modules:  # noqa: SIM110 - each epoch asks, and `any` takes twice as long
         if type(module).train is not plain or "train" in module.__dict__:
@@ -241,7 +241,7 @@ def turn(module: nn.Module, want: Mapping[nn.Module, bool], keep: bool = False) 
     Args:
         module: The module.
         want: The mode of each part; others stay.
-        keep: Leave parts alone of which a ``train`` has made something else than was asked.
+        keep: Leave parts as they are if a ``train`` has set another mode.
     """
     if not has_own_train(module.modules()):
         write([(each, want.get(each, each.training)) for each in module.modules()])
@@ -306,7 +306,7 @@ def write(modes: Iterable[tuple[nn.Module, bool]]) -> None:
 
 
 def _own_tops(tops: Iterable[nn.Module]) -> list[nn.Module]:
-    """The outermost modules with a ``train`` of their own."""
+    """The outermost modules with their own ``train``."""
     found: list[nn.Module] = []
     seen: set[nn.Module] = set()
     level = list(tops)
@@ -323,7 +323,7 @@ def _own_tops(tops: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _own_subtrees(tops: Iterable[nn.Module]) -> list[nn.Module]:
-    """All modules with a ``train`` of their own, and their parts."""
+    """All modules with their own ``train``, and their parts."""
     return list(dict.fromkeys(each for top in _own_tops(tops) for each in top.modules()))
 
 

@@ -20,7 +20,7 @@ CANCELS: dict[str, type[Cancel]] = {cancel.__name__: cancel for cancel in (Cance
 
 
 class Stop(NamedTuple):
-    """Why a run is over, and who says so."""
+    """Why a run is over, and by whom."""
 
     reason: str
     by: str
@@ -45,13 +45,13 @@ class Interrupted(BaseException):
 
 @dataclass(frozen=True)
 class RequestSet:
-    """The requests of one process, or those that all have agreed on."""
+    """The requests of one process, or the agreed ones of all."""
 
     stop: Stop | None = None
     save: bool = False
     ending: ExitRequest | None = None
     validations: frozenset[str] = frozenset()
-    """The phases of which rank 0's clock says that it is time; also the name that stands for the end of the fit."""
+    """The phases that are due by rank 0's clock; also the name that stands for the end of the fit."""
 
     @property
     def any(self) -> bool:
@@ -84,7 +84,7 @@ class Requests:
         self.signal: signal.Signals | None = None
         """The signal that was caught, during ``signal_begin``."""
         self.waits = False
-        """Whether a signal was caught, or a save or pause is due, that nobody has acted upon yet."""
+        """Whether a signal was caught, or a save or pause is due, and still waits."""
         self.validations: frozenset[str] = frozenset()
         """The phases of which all processes know that it is time to validate, by rank 0's clock."""
         self.world = World()
@@ -105,7 +105,7 @@ class Requests:
         self.world = world
 
     def begin(self, signals: Signals | None) -> None:
-        """A fit begins, and nothing is asked for."""
+        """Start a fit without requests."""
         self._signals = signals
         self._asked = RequestSet()
         self._due = None
@@ -147,7 +147,7 @@ class Requests:
 
     @property
     def stopped(self) -> Stop | None:
-        """The stop that is in force, once those that wait are answered."""
+        """The stop that is in force, once waiting ones are answered."""
         if self._waiting:
             self.settle()
         return self._stopped
@@ -233,7 +233,7 @@ class Requests:
 
         Args:
             updates: That were made; equal in all of them, where they train in step.
-            cancel: What this one wants to end the innermost epoch, or the fit, by.
+            cancel: This process's signal to end the innermost epoch, or the fit.
             numbers: Sent along.
 
         Returns:
@@ -270,7 +270,7 @@ class Requests:
         if world.in_step and most != -least:
             raise WorldError(
                 f"the processes have made from {-least:.0f} to {most:.0f} updates, rank {world.rank} {updates}: a step "
-                f"was cancelled, or an update skipped, in some of them alone, and their parameters have parted. Decide "
+                f"was cancelled, or an update skipped, in only some of them, and their parameters have parted. Decide "
                 f"by what all of them know, such as learner.world.highest(value)"
             )
         return agreed, highest

@@ -17,7 +17,7 @@ class ForwardWrapper:
 
     Args:
         module: The module.
-        wrapper: What is run; the module itself if nothing wraps it.
+        wrapper: The object to run; the module itself without a wrapper.
         before: Called before each call, if given.
     """
 

@@ -42,21 +42,21 @@ class Signals:
 
     A handler that was there before is called by `pass_on`, after the save, unless it is Python's or the system's
     default. If it is the handler of a fit around this one, it stays, and that fit acts on the signals. Off the main
-    thread, where Python allows no handlers, nothing is installed; a signal that was ignored stays ignored.
+    thread, where Python allows no handlers, it installs none; a signal that was ignored stays ignored.
 
-    In a forked child it is as if nothing was installed. A signal to the whole process group ends the workers of
-    loaders, too; what torch then raises in the middle of a step is held back, so that the step can end.
+    A forked child is without handlers. A signal to the whole process group ends the workers of
+    loaders, too; torch's error for that in the middle of a step is held back, so that the step can end.
 
     Args:
         notice: Called by the handlers, after the flag is set.
-        in_step: Tells whether a step is under way.
+        in_step: Whether a step is under way.
     """
 
     def __init__(self, notice: Callable[[], None], in_step: Callable[[], bool]) -> None:
         self.ending: signal.Signals | None = None
         """The signal that asks for the end."""
         self.caught: signal.Signals | None = None
-        """The last signal that nobody has acted upon yet."""
+        """The last signal that still waits."""
         self._notice = notice
         self._in_step = in_step
         self._process = os.getpid()
@@ -70,7 +70,7 @@ class Signals:
         """The handlers from before are being put back."""
 
     def take(self) -> signal.Signals | None:
-        """Return the last signal that nobody has acted upon yet, and clear it."""
+        """Return the last signal and clear it."""
         caught = self.caught
         self.caught = None
         return caught

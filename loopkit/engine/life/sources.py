@@ -111,9 +111,9 @@ def named_if_endless(
     """The batches of data without a length, and a line about them when there are many.
 
     Args:
-        batches: Those of an epoch that does not train.
+        batches: The batches of an epoch that does not train.
         phase: The name of its phase.
-        trained: What was trained by then: ten times as many steps as a training epoch has are many.
+        trained: The steps trained by then: ten times as many steps as a training epoch has are many.
         say: Prints the line.
     """
     each = iter(batches)

@@ -1,4 +1,4 @@
-"""Surroundings: what contexts change, for a fit that an interrupt has kept from leaving one."""
+"""Surroundings: the changes by contexts, for a fit that an interrupt has kept from leaving one."""
 
 from __future__ import annotations
 

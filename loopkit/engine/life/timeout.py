@@ -1,4 +1,4 @@
-"""Workers of a ``DataLoader`` that hang or die: an epoch over them ends, and says what happened."""
+"""Workers of a ``DataLoader`` that hang or die: an epoch over them ends, with an error that gives the reason."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch.utils.data import DataLoader
 def bounded_wait(data: Any, seconds: float | None, batch: Callable[[], int] | None = None) -> Iterator[None]:
     """Let an epoch over a ``DataLoader`` whose workers hang end with an error; put this around all of it.
 
-    It sets the loader's ``timeout`` where it is 0 and there are workers, and puts it back. What torch raises when
-    workers time out or die gets a note that says which loader, which batch, and how a killed worker ended.
+    It sets the loader's ``timeout`` where it is 0 and there are workers, and puts it back. torch's error when
+    workers time out or die gets a note with the loader, the batch, and how a killed worker ended.
 
     In other threads than the main one torch notices a dead worker by looking every five seconds, which a timeout
     would delay: there no timeout is set.
 
     Args:
-        data: What ``iter()`` is called on; anything but a ``DataLoader`` with workers stays as it is.
+        data: The data of ``iter()``; anything but a ``DataLoader`` with workers stays as it is.
         seconds: How long a batch may take; None for no limit.
-        batch: Tells the index of the batch that is waited for.
+        batch: Returns the index of the awaited batch.
     """
     if not isinstance(data, DataLoader) or not data.num_workers:
         yield
@@ -72,7 +72,7 @@ def _why_no_batch(error: Exception, limit: float) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """How a worker ended, by what torch says."""
+    """How a worker ended, by torch's message."""
     chain: BaseException | None = error
     while chain is not None:
         text = str(chain)

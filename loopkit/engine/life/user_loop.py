@@ -1,4 +1,4 @@
-"""UserLoop: a fit whose loop is the user's own; Rounds: what ``learner.rounds`` lends to that loop."""
+"""UserLoop: a fit whose loop is the user's own; Rounds: the object of ``learner.rounds`` for that loop."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class UserLoop(Fit):
         self._round.begin_round(at.epochs, whole=between)
 
     def _replay(self, saved: Mapping[str, Any]) -> None:
-        """Run a round again up to where it was saved: what it logs on the way was logged then."""
+        """Run a round again up to where it was saved, without logging a second time."""
         core = self._core
         modules = core.models.with_extras().values()
         owners = [*core.registry.plugins.values(), *(each for each in core.phases.values() if each.has_state)]
@@ -204,7 +204,7 @@ class UserLoop(Fit):
 
 
 class Turn(Epoch):
-    """An epoch of a fit whose loop is the user's own; one that was over when the run was saved does nothing."""
+    """An epoch of a fit whose loop is the user's own; one that was over when the run was saved is empty."""
 
     def __init__(self, fit: UserLoop, *given: Any) -> None:
         super().__init__(*given)
@@ -286,12 +286,12 @@ class Rounds:
         value that takes 1 MiB or more is written once, and later checkpoints link to its file.
 
         Args:
-            name: What the value is called; a second call with it in the same round returns the same value.
+            name: The name of the value; a second call with it in the same round returns the same value.
             make: Called without arguments, the first time in a round. If it takes one, that is the value of the round
                 before, None in the first. Epochs that it runs belong to no round.
 
         Returns:
-            A copy of what `make` returned. Tensors have no graph.
+            A copy of the result of `make`. Tensors have no graph.
 
         Raises:
             PhaseError: No round is under way.

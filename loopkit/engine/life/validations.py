@@ -1,4 +1,4 @@
-"""Validation: what a fit validates on, and when."""
+"""Validation: the data that a fit validates on, and when."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopkit.base.words import nearest
 from loopkit.engine.life.sources import Source
+from loopkit.errors import ArgumentError
 from loopkit.every import Every
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ def validations_of(
     if val is None and validate is None:
         return []
     if val is None:
-        raise ValueError(f"validate is {validate!r}, but there is no data for it: give val=, or leave it out")
+        raise ArgumentError(f"validate is {validate!r}, but there is no data for it: give val=, or leave it out")
     sources = {phase.name: Source(registry, phase, data) for phase, data in phases.validating(val)}
     given = validate if isinstance(validate, Mapping) else dict.fromkeys(sources, validate)
     for name, each in given.items():
         if name not in sources:
-            raise ValueError(f"validate names {name!r}{nearest(name, sources)}; val has {', '.join(sources)}")
+            raise ArgumentError(f"validate names {name!r}{nearest(name, sources)}; val has {', '.join(sources)}")
         if each is not None and not isinstance(each, Every):
-            raise ValueError(f"validate is {each!r}: write every(epochs=1), of `from loopkit import every`")
+            raise ArgumentError(f"validate is {each!r}: write every(epochs=1), of `from loopkit import every`")
     return [Validation(source, given.get(name) or Every(epochs=1)) for name, source in sources.items()]

@@ -22,7 +22,7 @@ class AutocastCache:
     """Clears autocast's cache before a forward, if a parameter has changed since the forward before it.
 
     The cache is no option to do without: with it a weight that is used twice is cast once, and its gradients are added
-    up in the lower precision, which gives other bits. Whether one has changed is told by the versions of the tensors,
+    up in the lower precision, which gives other bits. A change shows in the versions of the tensors,
     so a change through ``.data`` is not seen, but for `compare_values`.
     """
 
@@ -94,7 +94,7 @@ class AutocastCache:
         if changed:
             raise PhaseError(
                 f"{', '.join(changed[:3])} changed through .data between two forwards of one step, under autocast, "
-                f"which goes on with the weights as it cast them before: change them in place under torch.no_grad(), "
+                f"which still uses the weights as it cast them before: change them in place under torch.no_grad(), "
                 f"or call torch.clear_autocast_cache() after the change"
             )
         self._values = now

@@ -1,4 +1,4 @@
-"""Hints: what to do about errors of torch that a step raised, as far as that can be told."""
+"""Hints: fixes for known errors of torch that a step raised."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class Loop(StepContext):
             self._phase_step = self._around.call(plan)
 
     def await_events(self) -> None:
-        """See whether the events come that the phase lists, unless an epoch of it has told."""
+        """Check that the events come that the phase lists, unless an epoch of it was checked."""
         if self.watch.await_events(self.plan) and self.watch.awaited is not None:
             self.fire = self.watch.awaited.watch(self.plan.fire)
 
@@ -239,8 +239,8 @@ class Loop(StepContext):
         """Run a step for each batch; returns whether they were all taken, else it resumes where it was left.
 
         Args:
-            batches: What the steps process.
-            until: Where to return; what was asked for returns, too. Without it, a stop does, in an epoch that trains.
+            batches: The batches of the steps.
+            until: Where to return; requests return as well. Without it, a stop does, in an epoch that trains.
         """
         try:
             if self._grad_mode is not torch.inference_mode:
@@ -267,7 +267,7 @@ class Loop(StepContext):
         return True
 
     def _run(self, batches: Iterable[Any], until: StepLimits | None) -> bool:
-        """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
+        """The loop itself; it is fast because all that a step needs is in local variables."""
         phase, learner, logbook, counters = self.phase, self._learner, self.logbook, self.progress
         requests, proof = self.agreement.requests, self.watch.proof
         slot = requests.world.slot
@@ -383,9 +383,9 @@ class Loop(StepContext):
         self.agreement.want(cancel)
 
     def reason_to_skip(self, window: Window) -> str | None:
-        """Why the update of a window is skipped from the outset: nothing in it counts.
+        """Why the update of a window is skipped from the outset: it has no weight.
 
-        Where processes share their gradients, what syncs them decides, for all alike.
+        Where processes share their gradients, the syncing plugin decides, for all alike.
         """
         if self._samples.takes_empty or not window.is_void():
             return None

@@ -49,7 +49,7 @@ class PhaseStep:
         take(step, partial(self._own, learner, step))
 
     def _own(self, learner: Learner, step: Step) -> None:
-        """The phase's own step, for a plugin in its place; what it raises is the phase's."""
+        """The phase's own step, for a plugin in its place; its errors are the phase's."""
         phase_step: Callable[..., Any] = self._phase.step
         try:
             if (result := phase_step(learner, step)) is not None:
@@ -109,7 +109,7 @@ def bad_result(phase: Phase, result: Any) -> StepResultError:
 
 
 def explained(error: BaseException, step: Step, phase: Phase, models: Models, where: Where) -> BaseException:
-    """The error of a step, which from now on says where it came from, and what the batch was."""
+    """The error of a step, with notes on its place and its batch."""
     place = f"in {type(phase).__name__}.step, {where(phase, step)}"
     cure = hint(error, step, models.parameters())
     locate(error, f"{place}; batch: {describe(step.batch)}; model on {models.device()}{cure}")

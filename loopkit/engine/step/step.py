@@ -1,4 +1,4 @@
-"""Step: one batch on its way through a phase, and what a phase calls on it; Frame: what it needs of its epoch."""
+"""Step: one batch on its way through a phase, with the methods that a phase calls; Frame: its view of its epoch."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class StepContext:
     """The learner's optimizers, also in a phase with ``own_updates``, which has no windows."""
     current: Step | None
     plain_backward: Window | None
-    """The only window, if nobody listens to a backward's end, and it is no more than clearing gradients and calling
+    """The only window, if no plugin listens to a backward's end, and it is no more than clearing gradients and calling
     torch."""
     plain_update: Window | None
     """The only window, if each step is an update, and clearing a gradient is setting it to None."""
     quiet: bool
-    """Whether nobody listens to an update, and it is no more than calling the optimizer."""
+    """Whether no plugin listens to an update, and it is no more than calling the optimizer."""
     last_index: int
     """The index of the last step, where the length of the data is known; else -1."""
     progress: Progress
@@ -98,7 +98,7 @@ class StepContext:
         raise NotImplementedError
 
     def note_idle(self) -> None:
-        """A step trains nothing by intent."""
+        """Note a step that does not train by intent."""
         raise NotImplementedError
 
     def count_update(self) -> None:
@@ -112,7 +112,7 @@ class Step:
 
     ``batch`` is what the loader yielded; the phase adds ``inputs``, ``targets``, ``outputs`` and ``loss``, a
     scalar. ``samples`` is the length of the batch's first tensor. During an update, ``optimizer_name``,
-    ``optimizer`` and ``params`` say whose it is.
+    ``optimizer`` and ``params`` are the updated ones.
     """
 
     batch: Any
@@ -196,7 +196,7 @@ class Step:
 
     @property
     def last(self) -> bool:
-        """Whether ``len(data)`` says that this is the epoch's last step."""
+        """Whether this is the epoch's last step by ``len(data)``."""
         return self.index == self.frame.last_index
 
     @property
@@ -460,7 +460,7 @@ class Step:
             self.frame.casts.clear()
 
     def skip(self) -> None:
-        """Mark a step that trains nothing by intent, such as while a replay buffer fills; then end it by ``return``.
+        """Mark a step that does not train by intent, such as while a replay buffer fills; then end it by ``return``.
 
         The step counts, and ``StepEnd`` fires. To leave a step out of the counts raise `CancelStep` instead.
 
@@ -639,7 +639,7 @@ def _chunked(phase: Phase, step: Step, window: Window) -> PhaseError:
 
 
 def _lacks_closure(phase: Phase, window: Window) -> PhaseError:
-    """The error for an optimizer that evaluates the loss itself, and was given nothing to do that with."""
+    """The error for an optimizer that evaluates the loss itself, without a closure."""
     cls = type(phase).__name__
     name = "" if window.name == "optimizer" else f"{window.name!r}, "
     call = f"step.update({name.rstrip(', ')})"
@@ -689,5 +689,5 @@ def _differentiate(
 
 
 def is_plain_scalar(loss: Any) -> bool:
-    """Whether a loss needs none of what ``Tensor.backward`` does for subclasses, complex numbers and other shapes."""
+    """Whether a loss needs no special case of ``Tensor.backward``: subclasses, complex numbers and other shapes."""
     return loss.__class__ is Tensor and not loss.ndim and loss.is_floating_point()

@@ -53,7 +53,7 @@ class Window:
         self.last: Any = None
         """The last of these steps, until the window is closed; to the window it is any object."""
         self._even = True
-        """Whether the weights so far are equal numbers, so that nothing is rescaled if the window gets full."""
+        """Whether the weights so far are equal numbers, so that a full window needs no rescaling."""
         self.asked = False
         """Whether an update was asked for since it was opened, which comes when it is full, or the epoch ends."""
         self.asked_in = -1
@@ -62,7 +62,7 @@ class Window:
         self.total: float | Tensor = 0.0
         self._weight: float | Tensor = 1.0
         self._settled = False
-        """Whether the gradients are those of the window as it will be, before its last backward."""
+        """Whether the gradients are scaled for the full window, before its last backward."""
         self._settling: tuple[Any, float | Tensor] | None = None
         """The step whose backward is the last one, and what the gradients before it are multiplied by."""
         self._left: tuple[Tensor, Tensor, int] | None = None
@@ -80,7 +80,7 @@ class Window:
         self.size = size
         self.weighted = self._mean and size > 1
         self.is_plain = size == 1 and not self._clears_itself and not self.needs_closure
-        """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
+        """Whether each step is an update, and clearing a gradient is setting it to None."""
         groups = self.optimizer.param_groups
         self._sizes = [len(group["params"]) for group in groups]
         self.params: Sequence[Tensor] = [p for group in groups for p in group["params"]]
@@ -149,7 +149,7 @@ class Window:
     def has_lost(self, step: object) -> bool:
         """Whether the gradients of the steps before this one were cleared since the last backward.
 
-        As a rule it looks only at the first gradient, and never at values if nothing has changed it in place.
+        As a rule it looks only at the first gradient, and never at values if it was not changed in place.
         """
         if self._left is None or self.count <= (self.last is step):
             return False
@@ -160,7 +160,7 @@ class Window:
         return not any(bool(grad.any()) for grad in grads)  # host sync: after a change in place between two steps
 
     def settle(self, step: object, weight: float | Tensor, share: float | Tensor = 1.0) -> float | Tensor:
-        """Make the gradients those of the window before its last backward, the one of ``step``, which is about to run.
+        """Scale the gradients for the full window before its last backward, the one of ``step``, which is about to run.
 
         For plugins whose sync is a part of that backward.
 
@@ -198,7 +198,7 @@ class Window:
         return self._mean and not total
 
     def rescale(self) -> None:
-        """Make the gradients those of the window as it is."""
+        """Scale the gradients for the window as it is."""
         factor = self.factor()
         if isinstance(factor, Tensor) or factor != 1.0:
             self._multiply(factor)

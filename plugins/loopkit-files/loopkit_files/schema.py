@@ -124,7 +124,7 @@ def check_structure(values: Mapping[str, Any], report: Report) -> None:
             report(place, f"{name} is {article(table)}, {table!r:.60}: it is a table, [{name}]")
     for place, line in NEEDED.items():
         if place not in tables and not (place[0] == "data" and not isinstance(data, dict)):
-            report((), f"there is no table [{'.'.join(map(str, place))}]: add it, with such as {line}")
+            report((), f"there is no table [{'.'.join(map(str, place))}]: add it, for example with {line}")
     for place in CALLS:
         if isinstance(table := tables.get(place), dict):
             _call(place, table, report)
@@ -146,7 +146,8 @@ def _known(place: Place, table: Mapping[str, Any], known: Iterable[str], what: s
     for key in table:
         if key not in known:
             where = f"[{'.'.join(map(str, place))}] has no {what}" if place else f"there is no {what}"
-            report((*place, key), f"{where} {key!r}{nearest(key, known)}; there are {', '.join(known)}")
+            near = f" (did you mean [data.{key}]?)" if not place and key in PARTS else nearest(key, known)
+            report((*place, key), f"{where} {key!r}{near}; there are {', '.join(known)}")
 
 
 def _call(place: Place, table: dict[str, Any], report: Report) -> None:
