@@ -67,19 +67,6 @@ ELSEWHERE = {
 """Arguments that people bring from other libraries, and what to write."""
 
 
-LIMITS = {
-    "updates": "give max_updates=...",
-    "steps": "give max_steps=...",
-    "max_epochs": "give epochs=...",
-    "max_time": "give minutes=...",
-    "validation_data": "give fit(train, val)",
-    "val_data": "give fit(train, val)",
-    "callbacks": "give Learner(plugins=[...])",
-    "batch_size": "give it to the loader",
-}
-"""Arguments of ``fit`` that people bring from other libraries, and what to write."""
-
-
 class Learner:
     """Models, optimizers, a loss and plugins, and the loops that train them.
 
@@ -371,7 +358,6 @@ class Learner:
 
     # Running
 
-    @takes(**LIMITS)
     def fit(
         self,
         train: Any,

@@ -223,10 +223,6 @@ def test_loss_function_and_optimizer_in_the_wrong_order():
         ),
         (lambda: F1(classes=3), r"F1 has no argument 'classes': the outputs give the number of classes"),
         (lambda: F1(averaged="macro"), r"did you mean 'average'"),
-        (lambda: make_learner().fit([], updates=2), r"Learner.fit has no argument 'updates': give max_updates="),
-        (lambda: make_learner().fit([], max_epochs=2), r"Learner.fit has no argument 'max_epochs': give epochs="),
-        (lambda: make_learner().fit([], validation_data=[]), r"no argument 'validation_data': give fit\(train, val\)"),
-        (lambda: make_learner().fit([], epoch=2), r"Learner.fit has no argument 'epoch' \(did you mean 'epochs'\?\)"),
     ],
 )
 def test_argument_that_does_not_exist_is_named_with_what_to_write(make, said):
