@@ -236,8 +236,6 @@ def test_argument_that_does_not_exist_is_named_with_what_to_write(make, said):
         lambda: make_learner().fit([], epochs=-1),
         lambda: make_learner().fit([], epochs=1, minutes=0),
         lambda: make_learner().fit([]),
-        lambda: make_learner().fit([], epochs=1, validate=3),
-        lambda: make_learner().fit([], epochs=1, on_interrupt="ignore"),
         lambda: every(epochs=0),
         lambda: every(epochs=1, updates=1),
     ],
