@@ -495,8 +495,8 @@ def test_file_with_a_byte_order_mark_is_read(parts):
         ("epochs = 2", "max_steps = 1.5", ":15: max_steps is 1.5: it counts from 1"),
         ("epochs = 2", "epochs = 2\nloader_timeout = 0", ":16: loader_timeout is 0: it is a number of seconds"),
         ("[fit]\nepochs = 2\n", "", ": there is no table [fit]: add it, for example with epochs = 3"),
-        ("[data.train]", "[train]", ":12: there is no table 'train' (did you mean [data.train]?); there are"),
-        ("[fit]", "[val]\n[fit]", ":15: there is no table 'val' (did you mean [data.val]?); there are model, loss"),
+        ("[fit]", "[train]\n[fit]", ":14: there is no table 'train' (did you mean [data.train]?); there are"),
+        ("[fit]", "[val]\n[fit]", ":14: there is no table 'val' (did you mean [data.val]?); there are model, loss"),
         ("[model]", "learner = 3\n[model]", ":1: learner is a number, 3: it is a table, [learner]"),
         ('call = "parts:net"', "", ':1: [model] names no callable: add call = "package.module:name"'),
         ('call = "parts:net"', 'cal = "parts:net"', ":1: [model] names no callable: add call = "
