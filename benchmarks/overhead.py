@@ -34,8 +34,8 @@ from tqdm import tqdm
 from loopkit import Learner, Phase, hookimpl
 from loopkit.checkpoint import save_weights
 from loopkit.data import TensorLoader
-from loopkit.engine.kept.root import Root
-from loopkit.engine.kept.witness import Witness
+from loopkit.engine.kept.witness.root import Root
+from loopkit.engine.kept.witness.witness import Witness
 from loopkit.groups import auto_fused
 from loopkit.metrics import Accuracy
 from loopkit.plugins import Metrics, MixedPrecision, Progress

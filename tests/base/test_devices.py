@@ -16,7 +16,7 @@ from loopkit.plugins import ToDevice
 
 HOME = Path(loopkit.__file__).parent
 REASONS = {
-    "loopkit/engine/kept/looks.py": ("a module of torch whose objects are not looked into", {"cuda"}),
+    "loopkit/engine/kept/witness/looks.py": ("a module of torch whose objects are not looked into", {"cuda"}),
     "loopkit/engine/life/surroundings.py": ("kinds whose autocast an interrupt may leave on", {"cuda"}),
     "plugins/loopkit-whole-step/loopkit_whole_step/cuda_graph.py": ("graphs of CUDA", {"cuda"}),
     "plugins/loopkit-insight/loopkit_insight/find_syncs.py": ("CUDA's own mode that tells of syncs", {"cuda"}),

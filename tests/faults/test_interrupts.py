@@ -333,7 +333,7 @@ def fails(*given, **options):
         "loopkit.engine.life.signals.Signals.install",
         "loopkit.engine.compile.registry.Registry.check_fit",
         "loopkit.engine.kept.resume.Resume.begin",
-        "loopkit.engine.kept.witness.Witness.begin",
+        "loopkit.engine.kept.witness.witness.Witness.begin",
         "loopkit.checkpoint.lock.Lock.acquire",
         "loopkit.engine.compile.registry.Registry.never_made",
     ],

@@ -26,10 +26,10 @@ from loopkit.base.kinds import (
 )
 from loopkit.base.sparse import is_packed, unpacked
 from loopkit.engine.kept.counts import COUNTERS
+from loopkit.engine.kept.data.loader_positions import malformed
 from loopkit.engine.kept.differences import names
 from loopkit.engine.kept.left_out import LeftOut
 from loopkit.engine.kept.left_out import malformed as malformed_left_out
-from loopkit.engine.kept.loader_positions import malformed
 from loopkit.engine.kept.position import Position
 from loopkit.engine.kept.rounds import Round
 from loopkit.errors import StateError

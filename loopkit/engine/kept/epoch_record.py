@@ -9,12 +9,12 @@ from torch import Tensor
 
 from loopkit.base import sharded
 from loopkit.base.sparse import unpacked
-from loopkit.engine.kept.content import content
-from loopkit.engine.kept.data_places import DataPlaces
-from loopkit.engine.kept.loader_positions import save_position
+from loopkit.engine.kept.data.content import content
+from loopkit.engine.kept.data.data_places import DataPlaces
+from loopkit.engine.kept.data.loader_positions import save_position
+from loopkit.engine.kept.data.self_seeded import self_seeded
 from loopkit.engine.kept.open_epoch import OpenEpoch
 from loopkit.engine.kept.position import Position
-from loopkit.engine.kept.self_seeded import self_seeded
 from loopkit.errors import StateError
 
 

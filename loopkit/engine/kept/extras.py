@@ -18,9 +18,9 @@ from loopkit.base.words import nearest
 from loopkit.engine.kept.buffers import put_buffers, strange_buffers, unsaved_buffers
 from loopkit.engine.kept.compiled import unwrapped
 from loopkit.engine.kept.differences import first, names
-from loopkit.engine.kept.looks import is_left, is_shut
 from loopkit.engine.kept.part import Part
-from loopkit.engine.kept.walk import HOLDERS, MAPPINGS, SEQUENCES, Found, HeldBy, walk
+from loopkit.engine.kept.witness.looks import is_left, is_shut
+from loopkit.engine.kept.witness.walk import HOLDERS, MAPPINGS, SEQUENCES, Found, HeldBy, walk
 from loopkit.errors import StateError
 
 SAVED = {"tensors": MAPPING, "buffers": MAPPING}

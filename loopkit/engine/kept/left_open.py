@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopkit.base import generators
-from loopkit.engine.kept.content import content
+from loopkit.engine.kept.data.content import content
 from loopkit.errors import StateError
 
 

@@ -10,13 +10,13 @@ from loopkit.base.kinds import NAMED
 from loopkit.base.world import World
 from loopkit.engine.kept.check import check
 from loopkit.engine.kept.compiled import plain_names
-from loopkit.engine.kept.data_check import STOP
+from loopkit.engine.kept.data.data_check import STOP
 from loopkit.engine.kept.left_out import LeftOut
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.position import Position
 from loopkit.engine.kept.ranks import localized
 from loopkit.engine.kept.undo import Undos, undone_by
-from loopkit.engine.kept.witness import Witness
+from loopkit.engine.kept.witness.witness import Witness
 from loopkit.errors import ReentrancyError
 
 

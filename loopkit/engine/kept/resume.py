@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from loopkit.engine.kept.data_check import STOP
-from loopkit.engine.kept.data_places import DataPlaces
+from loopkit.engine.kept.data.data_check import STOP
+from loopkit.engine.kept.data.data_places import DataPlaces
+from loopkit.engine.kept.data.loader_positions import save_position
 from loopkit.engine.kept.epoch_record import record
 from loopkit.engine.kept.left_open import LeftOpen
-from loopkit.engine.kept.loader_positions import save_position
 from loopkit.engine.kept.open_epoch import OpenEpoch
 from loopkit.engine.kept.position import Position
 from loopkit.engine.kept.rounds import Round

@@ -19,7 +19,7 @@ from loopkit.base.kinds import ANY, COUNT, LIST, MAPPING, NUMBERS, Kind, wrong
 from loopkit.base.notes import warn
 from loopkit.base.words import half_a_state
 from loopkit.engine.kept.values import nbytes, pack, unpack
-from loopkit.engine.kept.walk import walk
+from loopkit.engine.kept.witness.walk import walk
 from loopkit.errors import PhaseError
 from loopkit.progress import Progress
 

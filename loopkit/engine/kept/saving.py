@@ -16,7 +16,7 @@ from loopkit.engine.kept.open_epoch import OpenEpoch
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.ranks import gathered
 from loopkit.engine.kept.resume import EpochStart, Resume, Run
-from loopkit.engine.kept.witness import Witness
+from loopkit.engine.kept.witness.witness import Witness
 from loopkit.errors import StateError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from loopkit.base import sharded
 from loopkit.base.notes import shown
 from loopkit.base.words import some
 from loopkit.engine.kept.extras import Owner, in_words
-from loopkit.engine.kept.walk import walk
+from loopkit.engine.kept.witness.walk import walk
 from loopkit.errors import PhaseError
 from loopkit.groups import params_of
 

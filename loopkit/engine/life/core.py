@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopkit.base.notices import Notices
 from loopkit.engine.compile.registry import Registry
-from loopkit.engine.kept.data_places import DataPlaces
+from loopkit.engine.kept.data.data_places import DataPlaces
 from loopkit.engine.kept.flags import Flags
 from loopkit.engine.kept.left_open import LeftOpen
 from loopkit.engine.kept.left_out import LeftOut
@@ -18,7 +18,7 @@ from loopkit.engine.kept.phase_states import PhaseStates
 from loopkit.engine.kept.resume import Resume
 from loopkit.engine.kept.rounds import Round
 from loopkit.engine.kept.saving import Saving
-from loopkit.engine.kept.witness import Witness
+from loopkit.engine.kept.witness.witness import Witness
 from loopkit.engine.life.answers import Answers
 from loopkit.engine.life.epoch import Epoch
 from loopkit.engine.life.epoch_contexts import EpochContexts

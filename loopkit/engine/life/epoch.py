@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit.base.notes import locate
 from loopkit.base.shield import Shield
 from loopkit.engine.compile.plan import Plan
-from loopkit.engine.kept.loader_positions import indices_of
+from loopkit.engine.kept.data.loader_positions import indices_of
 from loopkit.engine.kept.resume import EpochStart
 from loopkit.engine.life.epoch_contexts import EpochContexts
 from loopkit.engine.life.epoch_stages import EpochLife

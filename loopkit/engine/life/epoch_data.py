@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from loopkit.base.notices import Notices
-from loopkit.engine.kept.data_places import DataPlaces
+from loopkit.engine.kept.data.data_places import DataPlaces
+from loopkit.engine.kept.data.loader_positions import leave, set_epoch
 from loopkit.engine.kept.left_open import LeftOpen
-from loopkit.engine.kept.loader_positions import leave, set_epoch
 from loopkit.engine.life.running import Running
 from loopkit.engine.life.sources import named_if_endless
 from loopkit.errors import PhaseError

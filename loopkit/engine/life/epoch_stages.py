@@ -14,7 +14,7 @@ from loopkit.engine.kept.flags import Flags
 from loopkit.engine.kept.left_open import LeftOpen
 from loopkit.engine.kept.phase_states import PhaseStates
 from loopkit.engine.kept.resume import EpochStart
-from loopkit.engine.kept.witness import Witness
+from loopkit.engine.kept.witness.witness import Witness
 from loopkit.engine.life.answers import Answers
 from loopkit.engine.life.epoch_data import EpochData
 from loopkit.engine.life.holders import Holders

@@ -7,11 +7,11 @@ from typing import Any
 
 from loopkit.engine.compile.registry import Registry
 from loopkit.engine.kept.extras import LOSS, Owner
-from loopkit.engine.kept.functions import held_in_code
 from loopkit.engine.kept.phase_states import PhaseStates
-from loopkit.engine.kept.roots import RootsOfLearner, has_state
 from loopkit.engine.kept.rounds import Round
 from loopkit.engine.kept.unsaved import check_saved
+from loopkit.engine.kept.witness.functions import held_in_code
+from loopkit.engine.kept.witness.roots import RootsOfLearner, has_state
 from loopkit.engine.life.models import Models
 from loopkit.phases import is_standard
 from loopkit.plugin import unwrapped

@@ -12,7 +12,7 @@ import torch
 from loopkit.base.batches import describe
 from loopkit.base.notes import locate, shown
 from loopkit.engine.compile.plan import Plan
-from loopkit.engine.kept.data_check import Seen
+from loopkit.engine.kept.data.data_check import Seen
 from loopkit.engine.step.agreement import Agreement, stronger
 from loopkit.engine.step.autocast_cache import autocast_off
 from loopkit.engine.step.phase_step import PhaseStep, bad_result, explained

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loopkit.base.batches import count_samples, describe, odd_lengths
 from loopkit.base.notes import locate
-from loopkit.engine.kept.data_check import Seen
+from loopkit.engine.kept.data.data_check import Seen
 from loopkit.errors import PhaseInputError
 from loopkit.phases import Phase
 from loopkit.plugin import unwrapped

@@ -116,7 +116,7 @@ class Means:
                 yield inside
 
     def last(self, series: Series, weight: float) -> Mean:
-        """What it takes to continue the mean after the last point."""
+        """The sums that continue the mean after the last point."""
         known = self._sums(series, weight)
         for _ in self.blocks(series, weight, len(series) - 1, len(series)):
             pass

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from loopkit.base import generators
 from loopkit.data import ResumableSampler, TensorLoader, from_function, seeded
 from loopkit.data.shards import shard
-from loopkit.engine.kept.loader_positions import (
+from loopkit.engine.kept.data.loader_positions import (
     begin,
     epoch_length,
     facts,

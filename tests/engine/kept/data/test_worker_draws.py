@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, SubsetRandomSampler, 
 
 from engine.kept.resumed import PLACES, X, Y, check_exact, make_run
 from loopkit.data import Prefetch, ResumableSampler, TensorLoader
-from loopkit.engine.kept.worker_draws import lost_when_it_begins
+from loopkit.engine.kept.data.worker_draws import lost_when_it_begins
 
 
 class Noisy(Dataset[Any]):

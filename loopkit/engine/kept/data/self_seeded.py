@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from loopkit.engine.kept.walk import Found, walk
+from loopkit.engine.kept.witness.walk import Found, walk
 
 DEEP = 12
 GENERATORS = ("rng", "seed")

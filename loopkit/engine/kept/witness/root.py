@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from loopkit.engine.kept.looks import ATTRIBUTES, Leave, Scope
+from loopkit.engine.kept.witness.looks import ATTRIBUTES, Leave, Scope
 
 
 class Root(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopkit.base.generators import is_generator, put_state, state_of
-from loopkit.engine.kept.walk import walk
+from loopkit.engine.kept.witness.walk import walk
 
 
 def paths(root, **options):

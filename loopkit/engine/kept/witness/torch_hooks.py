@@ -10,7 +10,7 @@ from torch.nn.modules import module as of_modules
 from torch.optim import Optimizer
 from torch.optim import optimizer as of_optimizers
 
-from loopkit.engine.kept.module_looks import modules_in, paths_of
+from loopkit.engine.kept.witness.module_looks import modules_in, paths_of
 
 OF_MODULES = {
     "_forward_hooks": "forward hook",

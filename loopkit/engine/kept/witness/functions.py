@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from loopkit.base.generators import is_generator
-from loopkit.engine.kept.libraries import is_library
+from loopkit.engine.kept.witness.libraries import is_library
 
 LONG = 1_000
 """Items of a global container up to which it is looked into."""

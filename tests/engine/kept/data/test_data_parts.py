@@ -16,7 +16,7 @@ from engine.kept.resumed import PLACES, Make, X, Y, check_exact
 from loopkit import Learner
 from loopkit.base import generators
 from loopkit.data import ResumableSampler, TensorLoader
-from loopkit.engine.kept.data_parts import DataParts
+from loopkit.engine.kept.data.data_parts import DataParts
 from loopkit.plugins import Checkpoint
 
 SET = TensorDataset(X, Y)

@@ -1,6 +1,6 @@
 """Witness: what a run consists of, looked at when a fit begins and when it is saved: whatever moves is saved or named.
 
-It reads attributes and built-in containers, and runs no code of the user's (`loopkit.engine.kept.walk`).
+It reads attributes and built-in containers, and runs no code of the user's (`loopkit.engine.kept.witness.walk`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from loopkit.base.notes import warn
 from loopkit.base.words import some
-from loopkit.engine.kept.data_roots import is_looked_at, name_of_data
-from loopkit.engine.kept.forgotten import Contents
-from loopkit.engine.kept.looks import Clocks, is_in_function, look, moved
-from loopkit.engine.kept.module_looks import ModuleLooks
-from loopkit.engine.kept.root import Root
+from loopkit.engine.kept.witness.data_roots import is_looked_at, name_of_data
+from loopkit.engine.kept.witness.forgotten import Contents
+from loopkit.engine.kept.witness.looks import Clocks, is_in_function, look, moved
+from loopkit.engine.kept.witness.module_looks import ModuleLooks
+from loopkit.engine.kept.witness.root import Root
 
 NAMED = 5
 """How many attributes a message names at most."""

@@ -9,10 +9,9 @@ from typing import Any
 
 from loopkit.base import generators
 from loopkit.base.notes import warn
-from loopkit.engine.kept.data_check import STOP, DataCheck
-from loopkit.engine.kept.data_parts import DataParts
-from loopkit.engine.kept.left_open import LeftOpen
-from loopkit.engine.kept.loader_positions import (
+from loopkit.engine.kept.data.data_check import STOP, DataCheck
+from loopkit.engine.kept.data.data_parts import DataParts
+from loopkit.engine.kept.data.loader_positions import (
     batches_of,
     begin,
     draws_order_at_once,
@@ -24,10 +23,11 @@ from loopkit.engine.kept.loader_positions import (
     save_position,
     start_over,
 )
+from loopkit.engine.kept.data.self_seeded import self_seeded
+from loopkit.engine.kept.data.torchdata_loaders import buffer_lost
+from loopkit.engine.kept.data.worker_draws import lost, lost_when_it_begins
+from loopkit.engine.kept.left_open import LeftOpen
 from loopkit.engine.kept.open_epoch import GivenData, OpenEpoch
-from loopkit.engine.kept.self_seeded import self_seeded
-from loopkit.engine.kept.torchdata_loaders import buffer_lost
-from loopkit.engine.kept.worker_draws import lost, lost_when_it_begins
 from loopkit.errors import StateError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from loopkit.base import generators
-from loopkit.engine.kept.data_parts import LONG, DataParts, same
-from loopkit.engine.kept.walk import MAPPINGS, SEQUENCES, SETS, Found, walk
+from loopkit.engine.kept.data.data_parts import LONG, DataParts, same
+from loopkit.engine.kept.witness.walk import MAPPINGS, SEQUENCES, SETS, Found, walk
 
 DEEP = 40
 """Attributes between a loader and a part of its stream: each step of a stream holds the one before it."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from loopkit.engine.kept.looks import Clocks, Leave, Look, Looks, is_left, look, moved
-from loopkit.engine.kept.walk import PLAIN
+from loopkit.engine.kept.witness.looks import Clocks, Leave, Look, Looks, is_left, look, moved
+from loopkit.engine.kept.witness.walk import PLAIN
 
 OF_TORCH = frozenset({*vars(nn.Module()), "_compiled_call_impl", "_is_full_backward_hook"})
 """Attributes that torch gives each module: parameters, buffers and parts, which are saved; hooks; the mode."""
@@ -72,7 +72,7 @@ class ModuleLooks:
         self._seen = {each: self._see(each) for each in modules_in(module)}
 
     def moved(self, since: Clocks, is_saved: Callable[[Tensor], bool]) -> list[str]:
-        """Return the paths of the attributes that have moved; see `loopkit.engine.kept.looks.moved`."""
+        """Return the paths of the attributes that have moved; see `loopkit.engine.kept.witness.looks.moved`."""
         changed = [seen for seen in self._seen.values() if _may_have_moved(seen)]
         if not changed:
             return []

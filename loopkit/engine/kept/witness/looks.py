@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from loopkit.base.generators import is_generator, state_of
-from loopkit.engine.kept.class_values import class_values
-from loopkit.engine.kept.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, HeldBy, walk
+from loopkit.engine.kept.witness.class_values import class_values
+from loopkit.engine.kept.witness.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, HeldBy, walk
 
 NUMBERS = (bool, int, float, complex)
 VALUES = (*PLAIN, Enum, Decimal, Fraction)

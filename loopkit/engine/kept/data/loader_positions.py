@@ -40,9 +40,9 @@ from loopkit.base.facts import fact
 from loopkit.base.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 from loopkit.base.notes import warn
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
-from loopkit.engine.kept.data_check import DataCheck, batch_of_loader, batch_of_sampler
-from loopkit.engine.kept.data_parts import DataParts, is_told_epochs, plain, same
-from loopkit.engine.kept.torchdata_loaders import (
+from loopkit.engine.kept.data.data_check import DataCheck, batch_of_loader, batch_of_sampler
+from loopkit.engine.kept.data.data_parts import DataParts, is_told_epochs, plain, same
+from loopkit.engine.kept.data.torchdata_loaders import (
     buffer_lost,
     draw_order,
     drawn_again,
@@ -52,7 +52,7 @@ from loopkit.engine.kept.torchdata_loaders import (
     is_stateful_loader,
     is_stream,
 )
-from loopkit.engine.kept.worker_draws import drew, has_workers, watched
+from loopkit.engine.kept.data.worker_draws import drew, has_workers, watched
 from loopkit.errors import StateError
 
 # Kinds of data, by where their position is

@@ -13,8 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from loopkit.base import generators
 from loopkit.base.notes import locate, warn
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler
-from loopkit.engine.kept.functions import held, held_by_methods
-from loopkit.engine.kept.walk import MAPPINGS, SEQUENCES, SETS, Found, walk
+from loopkit.engine.kept.witness.functions import held, held_by_methods
+from loopkit.engine.kept.witness.walk import MAPPINGS, SEQUENCES, SETS, Found, walk
 from loopkit.errors import StateError
 
 DEEP = 8

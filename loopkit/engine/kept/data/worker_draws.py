@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from loopkit.base import generators
 from loopkit.data import Prefetch
-from loopkit.engine.kept.data_parts import DataParts, same
-from loopkit.engine.kept.walk import has_attributes, walk
+from loopkit.engine.kept.data.data_parts import DataParts, same
+from loopkit.engine.kept.witness.walk import has_attributes, walk
 
 _flags: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
 """By loader, in memory that its workers share: 1 once one of them has drawn."""

@@ -274,7 +274,7 @@ def test_batches_that_training_changes_in_place_prove_nothing(kind, tmp_path):
 
 
 def test_nothing_is_hashed_without_a_save(monkeypatch):
-    from loopkit.engine.kept import data_check as proof
+    from loopkit.engine.kept.data import data_check as proof
 
     monkeypatch.setattr(proof, "digest", lambda value: pytest.fail("hashed"))
     learner = Learner(nn.Linear(3, 1), nn.MSELoss(), lambda p: torch.optim.SGD(p, 0.01), standard=False)

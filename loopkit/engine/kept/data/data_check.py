@@ -16,7 +16,7 @@ from loopkit.base.batches import describe, leaves
 from loopkit.base.digest import digest
 from loopkit.base.notes import warn
 from loopkit.data import Loader, Shares
-from loopkit.engine.kept.data_parts import DataParts, same
+from loopkit.engine.kept.data.data_parts import DataParts, same
 from loopkit.errors import StateError
 
 VARIABLE = "LOOPKIT_DATA"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from loopkit.engine.kept.libraries import is_library
-from loopkit.engine.kept.walk import has_attributes
+from loopkit.engine.kept.witness.libraries import is_library
+from loopkit.engine.kept.witness.walk import has_attributes
 
 CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, classmethod, staticmethod, property)
 

@@ -8,15 +8,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from loopkit.engine.kept.data_roots import root_of_data
 from loopkit.engine.kept.extras import in_words
-from loopkit.engine.kept.forgotten import OWN
-from loopkit.engine.kept.functions import held_in_code, methods_of
-from loopkit.engine.kept.looks import Leave, Scope, is_learner
 from loopkit.engine.kept.optimizers import own_generators
-from loopkit.engine.kept.root import Root
-from loopkit.engine.kept.torch_hooks import Hook, hooks_of_all, hooks_of_module, hooks_of_optimizer
-from loopkit.engine.kept.walk import Found
+from loopkit.engine.kept.witness.data_roots import root_of_data
+from loopkit.engine.kept.witness.forgotten import OWN
+from loopkit.engine.kept.witness.functions import held_in_code, methods_of
+from loopkit.engine.kept.witness.looks import Leave, Scope, is_learner
+from loopkit.engine.kept.witness.root import Root
+from loopkit.engine.kept.witness.torch_hooks import Hook, hooks_of_all, hooks_of_module, hooks_of_optimizer
+from loopkit.engine.kept.witness.walk import Found
 from loopkit.plugin import declared
 
 OF_TORCH = ("defaults", "state", "param_groups", "found_inf", "grad_scale")

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from loopkit.engine.kept.looks import Look, Scope, look_at
-from loopkit.engine.kept.walk import MAPPINGS, SEQUENCES, SETS
+from loopkit.engine.kept.witness.looks import Look, Scope, look_at
+from loopkit.engine.kept.witness.walk import MAPPINGS, SEQUENCES, SETS
 
 DEEP = 6
 MOST = 10_000

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader
 
 from loopkit.base.generators import is_generator
 from loopkit.data import ResumableSampler
-from loopkit.engine.kept.data_parts import DEEP, LONG, has_own_state, is_told_epochs, named_by
-from loopkit.engine.kept.looks import Scope
-from loopkit.engine.kept.root import Root
-from loopkit.engine.kept.walk import MAPPINGS, PLAIN, SEQUENCES, SETS, Found, can_hold
+from loopkit.engine.kept.data.data_parts import DEEP, LONG, has_own_state, is_told_epochs, named_by
+from loopkit.engine.kept.witness.looks import Scope
+from loopkit.engine.kept.witness.root import Root
+from loopkit.engine.kept.witness.walk import MAPPINGS, PLAIN, SEQUENCES, SETS, Found, can_hold
 
 CURE = (
     "Give its class state_dict and load_state_dict, or let set_epoch(epoch) set it; for a cache, volatile = ({0}). A "

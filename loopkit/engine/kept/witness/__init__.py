@@ -1,0 +1,1 @@
+"""The search for state that is not saved."""
