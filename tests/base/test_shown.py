@@ -18,7 +18,7 @@ from loopkit import Learner, criteria, data, metrics, plugins
 from loopkit.base.tabular import html
 from loopkit.base.world import World
 from loopkit.checkpoint import listing
-from loopkit.engine.life.signals import Interruption
+from loopkit.engine.life.signals import interruption
 from loopkit.errors import PluginError
 from loopkit.logs import JsonLines, read_log
 from loopkit.plugins import (
@@ -292,7 +292,7 @@ def test_interrupt_is_one_line_in_ipython(tmp_path):
 
 
 def test_interrupt_looks_as_always_elsewhere():
-    error = Interruption()
+    error = interruption()
     assert repr(error) == "KeyboardInterrupt()"
     assert traceback.format_exception_only(error) == ["KeyboardInterrupt\n"]
     assert type(pickle.loads(pickle.dumps(error))) is KeyboardInterrupt

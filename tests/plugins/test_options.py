@@ -104,7 +104,7 @@ GIVEN = {
     "Plateau": [
         {"monitor": "val/accuracy", "mode": "max", "optimizer": "a", "name": "flat", "factor": 0.5, "patience": 2}
     ],
-    "Progress": [{"bar": False, "file": sys.stderr, "every": 5}],
+    "Progress": [{"bar": False, "file": sys.stderr, "every": 5, "chart": True}],
     "SanityCheck": [{"checks": (print,)}],
     "Schedule": [
         {

@@ -17,7 +17,7 @@ from loopkit.base.words import is_count
 from loopkit.engine.kept.position import Position
 from loopkit.engine.life.brackets import Brackets
 from loopkit.engine.life.requests import ExitRequest, Interrupted, Stop
-from loopkit.engine.life.signals import Interruption, Signals
+from loopkit.engine.life.signals import Signals, interruption
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.surroundings import Surroundings
 from loopkit.engine.life.validations import Validation
@@ -523,5 +523,5 @@ def check_count(name: str, value: Any, endless: bool = False) -> None:
 def _interruption(ending: ExitRequest) -> BaseException:
     """Return the exception that an interrupted process ends with."""
     if ending.signal == signal.SIGINT:
-        return Interruption()
+        return interruption()
     return SystemExit(128 + ending.signal if ending.signal else PAUSED)

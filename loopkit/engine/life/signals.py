@@ -22,19 +22,19 @@ SAME = 0.2
 """Seconds in which a further SIGTERM is the same one: launchers and shells send one in several ways."""
 
 
-class Interruption(KeyboardInterrupt):
-    """Ctrl-C in a fit. A notebook shows it in one line; elsewhere it looks like any other `KeyboardInterrupt`."""
+def interruption() -> KeyboardInterrupt:
+    """Return Ctrl-C in a fit as an error that a notebook shows in one line.
 
-    def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows in place of a traceback."""
-        return ["KeyboardInterrupt: the fit was interrupted; call fit again to resume it"]
+    It is no subclass: only after a plain `KeyboardInterrupt` does Python end the process as one that SIGINT ended.
+    """
+    error = KeyboardInterrupt()
+    error._render_traceback_ = _in_one_line  # type: ignore[attr-defined]
+    return error
 
-    def __reduce__(self) -> tuple[type[KeyboardInterrupt], tuple[()]]:
-        return KeyboardInterrupt, ()
 
-
-for _name in ("__module__", "__qualname__", "__name__"):
-    setattr(Interruption, _name, getattr(KeyboardInterrupt, _name))
+def _in_one_line() -> list[str]:
+    """Return the lines that IPython shows in place of a traceback."""
+    return ["KeyboardInterrupt: the fit was interrupted; call fit again to resume it"]
 
 
 class Signals:
@@ -131,7 +131,7 @@ class Signals:
             self._terminated = now
         self._notice()
         if number == signal.SIGINT:
-            self._raise(Interruption(), first)
+            self._raise(interruption(), first)
         elif again:
             self._raise(SystemExit(128 + number), first)
 

@@ -127,6 +127,4 @@ def _own(data: Any) -> Any:
 
 
 def _is_left_out(name: str, plugin: Any, without: Collection[str]) -> bool:
-    if name in without or getattr(plugin, "observes", False):
-        return True
-    return name in LEFT_OUT or provided(plugin) in LEFT_OUT
+    return name in without or name in LEFT_OUT or provided(plugin) in LEFT_OUT

@@ -74,6 +74,9 @@ class DataCheck:
         self.repeats = repeats
         self._found: str | None = None
         self._after_first: Any = None
+        self._still = False
+        """Whether a batch after the first was made without a random number; else each is changed by numbers, as by
+        random transforms, and their order is that of the first."""
         self._late: tuple[str | None, Any] | None = None
         """The digest of a batch that depends on numbers which were drawn on the way, and the generators there."""
 
@@ -99,19 +102,22 @@ class DataCheck:
     def skip(self, batches: Iterator[Any], count: int) -> int:
         """Leave out so many batches, and look at the last; returns how many there were."""
         used = 0
+        before: Any = None
         for batch in islice(batches, count):
             used += 1
             if self.expected is None:
                 continue
+            now = generators.save()
             if used == 1:
-                self._after_first = generators.save()
+                self._after_first = before = now
+            self._still = self._still or (used > 1 and same(now, before))
+            before = now
             if used == count:
-                self._look(batch)
+                self._look(batch, now)
         return used
 
-    def _look(self, batch: Any) -> None:
+    def _look(self, batch: Any, now: Any) -> None:
         """Look at a batch; one that depends on random numbers which training drew in between proves nothing."""
-        now = generators.save()
         if same(now, self._after_first):
             self._found = digest(batch)
         else:
@@ -123,7 +129,12 @@ class DataCheck:
         Args:
             at: The states of the global generators at the position.
         """
-        if self._late is None or None in (self._late[0], self.expected) or self._late[0] == self.expected:
+        if (
+            not self._still
+            or self._late is None
+            or None in (self._late[0], self.expected)
+            or self._late[0] == self.expected
+        ):
             return False
         made = self._late[1]
         before = generators.save()

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from loopkit.base.generators import is_generator
 from loopkit.data import ResumableSampler
 from loopkit.engine.kept.data.data_parts import DEEP, LONG, has_own_state, is_told_epochs, named_by
-from loopkit.engine.kept.witness.looks import Scope
+from loopkit.engine.kept.witness.looks import Scope, is_learner_of
 from loopkit.engine.kept.witness.root import Root
 from loopkit.engine.kept.witness.walk import MAPPINGS, PLAIN, SEQUENCES, SETS, Found, can_hold
 
@@ -52,17 +52,18 @@ def name_of_data(phase: str) -> str:
     return f"the data of phase {phase!r}"
 
 
-def root_of_data(phase: str, data: Any, owned: Collection[int]) -> Root:
+def root_of_data(phase: str, data: Any, owned: Collection[int], models: Any) -> Root:
     """Return the root of what a phase goes over.
 
     Args:
         phase: The name of the phase.
         data: The data, or the function that makes it.
         owned: The ids of objects that are saved, or looked at otherwise.
+        models: The learner's models.
     """
     if type(data) is list:
-        return Root(name_of_data(phase), data, CURE_OF_A_LIST, _Saved(owned), scope=ORDER)
-    return Root(name_of_data(phase), data, CURE, _Saved(owned), scope=SCOPE)
+        return Root(name_of_data(phase), data, CURE_OF_A_LIST, _Saved(owned, models), scope=ORDER)
+    return Root(name_of_data(phase), data, CURE, _Saved(owned, models), scope=SCOPE)
 
 
 class _Saved:
@@ -70,10 +71,12 @@ class _Saved:
 
     Args:
         owned: The ids of objects that are saved, or looked at otherwise.
+        models: The learner's models.
     """
 
-    def __init__(self, owned: Collection[int]) -> None:
+    def __init__(self, owned: Collection[int], models: Any) -> None:
         self._owned = owned
+        self._models = models
 
     def __call__(self, found: Found) -> bool:
         value = found.value
@@ -81,7 +84,7 @@ class _Saved:
             return self._is_of_a_package(found)
         if id(value) in self._owned or is_generator(value) or has_own_state(value):
             return True
-        if type(value).__module__.partition(".")[0] in SHUT:
+        if type(value).__module__.partition(".")[0] in SHUT or is_learner_of(value, self._models):
             return True
         return self._is_of_a_package(found)
 

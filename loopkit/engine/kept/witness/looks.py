@@ -294,6 +294,11 @@ def is_learner(value: Any) -> bool:
     return any(base.__module__ == "loopkit.learner" and base.__name__ == "Learner" for base in type(value).__mro__)
 
 
+def is_learner_of(value: Any, models: Any) -> bool:
+    """Whether a value is the `Learner` of these models."""
+    return is_learner(value) and value.models is models
+
+
 def _is_open(value: Any) -> bool:
     """Whether an object is looked into: it is no module, no code, and of no class that is shut."""
     if isinstance(value, nn.Module) or (callable(value) and not _attributes(value)):

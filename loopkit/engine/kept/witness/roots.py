@@ -13,7 +13,7 @@ from loopkit.engine.kept.optimizers import own_generators
 from loopkit.engine.kept.witness.data_roots import root_of_data
 from loopkit.engine.kept.witness.forgotten import OWN
 from loopkit.engine.kept.witness.functions import held_in_code, methods_of
-from loopkit.engine.kept.witness.looks import Leave, Scope, is_learner
+from loopkit.engine.kept.witness.looks import Leave, Scope, is_learner_of
 from loopkit.engine.kept.witness.root import Root
 from loopkit.engine.kept.witness.torch_hooks import Hook, hooks_of_all, hooks_of_module, hooks_of_optimizer
 from loopkit.engine.kept.witness.walk import Found
@@ -122,7 +122,7 @@ class RootsOfLearner:
 
     def of_data(self, phase: str, data: Any) -> Root:
         """Return the root of the data of a phase, or of the function that makes it."""
-        return root_of_data(phase, data, self._owned)
+        return root_of_data(phase, data, self._owned, self._models)
 
     def _written(self) -> frozenset[str]:
         """The attributes of modules that a plugin with a state owns, such as ``p`` of ``model.p.dropout``."""
@@ -141,7 +141,7 @@ class RootsOfLearner:
         left = frozenset(names)
 
         def leave(found: Found) -> bool:
-            if id(found.value) in self._owned or (is_learner(found.value) and found.value.models is self._models):
+            if id(found.value) in self._owned or is_learner_of(found.value, self._models):
                 return True
             return found.owner is root and (found.key in left or str(found.key).startswith(prefix))
 
