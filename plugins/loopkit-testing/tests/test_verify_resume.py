@@ -271,7 +271,7 @@ def test_a_plugin_whose_saved_state_shows_nothing_is_a_suspect(script, function)
 
 def test_a_script_that_is_not_seeded_is_found_first(script):
     text = problem(script, "unseeded", 3)
-    assert text.startswith("DIFFERENT. the script itself is not reproducible: seed it. Two runs")
+    assert text.startswith("DIFFERENT. the script itself is not reproducible: seed it. Two uninterrupted runs")
 
 
 def test_a_state_dict_with_side_effects_is_found(script):
