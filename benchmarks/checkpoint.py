@@ -29,9 +29,9 @@ from torch import nn
 
 from loopkit import Learner, checkpoint, every
 from loopkit.checkpoint import storage
+from loopkit.checkpoint.background import Snapshot
 from loopkit.checkpoint.bundle import Contents, describe, read_state
-from loopkit.plugins import SaveOptions
-from loopkit.plugins.checkpoint import Checkpoint, _Snapshot
+from loopkit.plugins import Checkpoint, SaveOptions
 
 WIDTH = 4096
 Work = Callable[[], object]
@@ -108,7 +108,7 @@ def save(bench: Bench) -> None:
 
 
 def stall(bench: Bench) -> None:
-    learner, snapshot = bench.learner, _Snapshot()
+    learner, snapshot = bench.learner, Snapshot()
     clones: list[Any] = []
 
     def ours() -> None:

@@ -58,7 +58,8 @@ def _heard() -> Iterator[list[tuple[str, str]]]:
     if not _Audit.installed:
         sys.addaudithook(_Audit.hear)
         _Audit.installed = True
-    _Audit.listening = found = []
+    found: list[tuple[str, str]] = []
+    _Audit.listening = found
     try:
         yield found
     finally:

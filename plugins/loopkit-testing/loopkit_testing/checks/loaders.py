@@ -127,7 +127,8 @@ def _trained_twice(case: Case, load: Any) -> list[str]:
         except Exception as error:
             return [f"with shuffled loaders of torch for the data, the fit {described(error)}"]
         found.append(plain(weights(learner)))
-    if path := difference(*found, "weights", ()):
+    first, second = found
+    if path := difference(first, second, "weights", ()):
         return [
             f"two runs with the same seeds and loaders end with other weights: {path} differs. The order of the data "
             f"must follow from generators that are seeded, or from the plugin's state"
