@@ -246,7 +246,7 @@ def _mixed_precision(plugin: MixedPrecision, draft: Draft) -> None:
 def _stop_on_non_finite(plugin: StopOnNonFinite, draft: Draft) -> None:
     if plugin.policy != "raise":
         raise NoWrittenForm(f"policy {plugin.policy!r} undoes steps")
-    gradients = plugin.update_begin is not None
+    gradients = bool(plugin.gradients)
     if gradients and _scales(draft):
         raise NoWrittenForm("gradients=True together with loss scaling")
     late = draft.device.type != "cpu" if plugin._late is None else plugin._late
