@@ -22,6 +22,7 @@ class Emulated(CudaGraph):
     """Graphs on the CPU: replays write to the same memory, and recording runs the module, as on a CUDA device."""
 
     device_type = "cpu"
+    volatile = (*CudaGraph.volatile, "replays", "threads")
 
     def __init__(self, warmup=1, max_graphs=8):
         super().__init__(warmup, max_graphs)

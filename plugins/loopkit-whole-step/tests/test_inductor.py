@@ -34,7 +34,7 @@ def learners(tmp_path_factory):
 
 def test_compiled_step_trains_as_the_eager_one(learners):
     eager, learner = learners
-    assert modes(learner.plugins["whole_step"]) == ["graph"]
+    assert modes(learner.plugins["whole_step"])[0] == "graph"  # of the training phase
     assert apart(eager, learner) < 1e-5  # of numbers below 2, after 24 updates in float32
 
 
@@ -67,7 +67,7 @@ def test_two_optimizers_and_a_spike_are_compiled(tmp_path, monkeypatch):
         learner.fit(spiky(), epochs=2)
         made.append(learner)
     eager, learner = made
-    assert modes(learner.plugins["whole_step"]) == ["graph"]
+    assert modes(learner.plugins["whole_step"])[0] == "graph"  # of the training phase
     assert eager.plugins["skip_spikes"].skipped == learner.plugins["skip_spikes"].skipped >= 1
     assert eager.progress == learner.progress
     assert apart(eager, learner) < 1e-5  # of numbers below 1, after 40 updates in float32
