@@ -197,7 +197,7 @@ class Controller:
         self.overhead = sync_ms / compute_ms
         target = self.cadence.overhead_target
         if self.overhead > target:
-            self.anchor = min(math.ceil(self.anchor * self.overhead / target), GROWTH * self.anchor)
+            self.anchor = math.ceil(min(self.anchor * self.overhead / target, GROWTH * self.anchor))
         elif self.overhead < target / 2:
             self.anchor -= 1  # not below the first anchor: see report
 

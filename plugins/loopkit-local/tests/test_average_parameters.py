@@ -793,7 +793,7 @@ def test_goes_together_with_weight_average():
         ({"how": "collective"}, "how is 'collective'"),
         ({"moments": "mean"}, "moments is 'mean'"),
         ({"outer": 3}, "outer is 3"),
-        ({"when": Free()}, "nobody waits"),
+        ({"when": Free()}, "does not wait for an average"),
         ({"when": Cadence(), "shard": False}, "shares the data out itself"),
     ],
 )
