@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from fractions import Fraction
 from typing import Any
 
@@ -130,7 +130,7 @@ def _shares_of(loader: Any, processes: int) -> Shares:
     """How the samples of an epoch are cut into the steps of all processes."""
     if isinstance(loader, Loader) and ("samples" in loader.state_dict() or hasattr(loader, "samples")):
         shares = loader.shares
-    elif isinstance(loader, DataLoader) and isinstance(loader.batch_size, int) and hasattr(loader.sampler, "__len__"):
+    elif isinstance(loader, DataLoader) and isinstance(loader.batch_size, int) and isinstance(loader.sampler, Sized):
         shares = Shares(len(loader.sampler), loader.batch_size, 1, "drop" if loader.drop_last else "uneven")
     else:
         raise LoaderError(

@@ -26,6 +26,8 @@ class EventLog:
         name: The plugin's name.
     """
 
+    volatile = ("lines",)
+
     def __init__(self, name: str = "event_log") -> None:
         self.name = name
         self.lines: list[str] = []
