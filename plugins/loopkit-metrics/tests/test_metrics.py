@@ -345,7 +345,7 @@ REFUSED = {
     "give average=None": lambda: AUROC(labels=["a"]),
     "q is 2: it is between 0 and 1": lambda: Quantile(error, 2),
     "beta is 1: it is from 0": lambda: ExponentialMean(beta=1),
-    "say from_logits=True": lambda: AUROC().update(torch.rand(4, 3), torch.zeros(4)),
+    "give from_logits=True": lambda: AUROC().update(torch.rand(4, 3), torch.zeros(4)),
     "both the same shape": lambda: AveragePrecision().update(torch.rand(4, 3), torch.zeros(5)),
     "give them the same shape": lambda: MSE().update(torch.rand(4, 3), torch.zeros(4)),
 }
