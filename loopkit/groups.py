@@ -1,7 +1,7 @@
 """Parameter groups by name, and the patterns that names are chosen with.
 
 A pattern is a path with ``*``, ``?`` or ``[...]``, as in ``fnmatch``; alternatives are separated by ``|``. A match
-includes everything below:  ``"encoder"`` and ``"encoder.*"`` both cover ``encoder.conv.weight``. A
+includes everything below: ``"encoder"`` and ``"encoder.*"`` both cover ``encoder.conv.weight``. A
 pattern that begins with ``*.`` covers names without a dot, too: ``"*.bias"`` covers ``bias``. With several models a
 path begins with the model's name: ``"generator.encoder.*"``.
 """

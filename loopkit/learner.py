@@ -33,7 +33,7 @@ from loopkit.errors import ArgumentError, PhaseError, PluginError, StateError
 from loopkit.events import SignalBegin
 from loopkit.every import Every
 from loopkit.phases import Phase
-from loopkit.plugin import plugin_name, unwrapped
+from loopkit.plugin import plugin_name, provided, unwrapped
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned, StopRequest
 
@@ -258,7 +258,7 @@ class Learner:
             PluginError: No plugin provides ``"history"``.
         """
         for plugin in self.plugins.values():
-            if getattr(plugin, "provides", "") == "history":
+            if provided(plugin) == "history":
                 return plugin
         raise PluginError("learner.history: no plugin keeps a history; add one: plugins=[History()]")
 

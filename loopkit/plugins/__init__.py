@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from loopkit.base.lazy import homes, lazily
-from loopkit.plugin import plugin_name
+from loopkit.plugin import plugin_name, provided
 from loopkit.plugins.call_on import call_on as call_on  # its module has its name, which would stand in its place
 from loopkit.plugins.throttle import throttle as throttle
 
@@ -51,7 +51,7 @@ __dir__ = __all__.copy
 
 def standard_set(given: Iterable[Any]) -> list[Any]:
     """The standard plugins whose name, and what they provide, ``given`` does not hold."""
-    words = {word for plugin in given for word in (plugin_name(plugin), getattr(plugin, "provides", ""))}
+    words = {word for plugin in given for word in (plugin_name(plugin), provided(plugin))}
     from loopkit.plugins import History, Metrics, Progress, SanityCheck, StopOnNonFinite
 
     made: list[Any] = [Metrics(), History(), Progress(), SanityCheck(), StopOnNonFinite()]

@@ -84,11 +84,11 @@ class KeptValues:
 
 
 def group_places(name: str, optimizer: Optimizer, key: str = "lr") -> list[Place]:
-    """The places of a hyperparameter in an optimizer's groups."""
+    """The places of a hyperparameter in an optimizer's groups, without those in which it is None."""
     return [
         Place(f"{name}.{number}.{key}", partial(group.__getitem__, key), setter(group, key))
         for number, group in enumerate(optimizer.param_groups)
-        if key in group
+        if group.get(key) is not None
     ]
 
 

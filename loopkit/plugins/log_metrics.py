@@ -10,6 +10,7 @@ from loopkit.base.options import Shown
 from loopkit.base.words import is_count
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.plugin import provided
 
 if TYPE_CHECKING:
     from loopkit import Step
@@ -74,7 +75,7 @@ class LogMetrics(Shown):
         if isinstance(loss, Tensor) and loss.numel() == 1:
             learner.log(f"{phase.name}/loss/step", loss)
         for plugin in learner.plugins.values():
-            if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
+            if provided(plugin) == "metrics" and hasattr(plugin, "peek"):
                 running = plugin.peek(phase.name)
                 learner.log({f"{phase.name}/{name}/running": value for name, value in running.items()})
         for name in learner.optimizers:

@@ -20,6 +20,7 @@ from loopkit.criteria import declared, is_better
 from loopkit.errors import PluginError
 from loopkit.every import Every
 from loopkit.hooks import hookimpl
+from loopkit.plugin import provided
 from loopkit.plugins.late import LateValues, read
 from loopkit.plugins.live_chart import LiveChart
 
@@ -207,7 +208,7 @@ class Progress(Shown):
             bar.drawn.set_postfix_str(self._out.encodable(self._beside(bar, values)), refresh=False)
         bar.drawn.refresh()
         for plugin in learner.plugins.values():
-            if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
+            if provided(plugin) == "metrics" and hasattr(plugin, "peek"):
                 bar.late.send(plugin.peek(epoch.name))
 
     def _write_inside(self, learner: Learner, epoch: Epoch, values: Mapping[str, float]) -> None:
@@ -226,7 +227,7 @@ class Progress(Shown):
         self._due_updates = learner.progress.updates + self.every
         values: dict[str, Tensor | float] = {}
         for plugin in learner.plugins.values():
-            if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
+            if provided(plugin) == "metrics" and hasattr(plugin, "peek"):
                 values |= plugin.peek(epoch.name)
         self._write_inside(learner, epoch, {f"{epoch.name}/{name}": value for name, value in read(values).items()})
 
@@ -391,8 +392,7 @@ def _reader_is_gone(stream: Any) -> bool:
 
 def _history(learner: Learner) -> list[Mapping[str, Any]]:
     """The rows of the plugin that keeps a history."""
-    kept = [plugin.rows for plugin in learner.plugins.values() if getattr(plugin, "provides", "") == "history"]
-    return kept[0] if kept else []
+    return next((plugin.rows for plugin in learner.plugins.values() if provided(plugin) == "history"), [])
 
 
 def _updates(every: int | Every | None) -> int | None:

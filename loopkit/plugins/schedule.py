@@ -514,7 +514,7 @@ class TorchSchedule(Shown):
         if self.scheduler is None or learner.optimizers.get(self._leader) is not self.scheduler.optimizer:
             return
         for number, group in enumerate(self.scheduler.optimizer.param_groups):
-            if f"{self._leader}.{number}.lr" not in self._kept.own and "initial_lr" in group:
+            if f"{self._leader}.{number}.lr" not in self._kept.own and group.get("initial_lr") is not None:
                 self._kept.own[f"{self._leader}.{number}.lr"] = float(group["initial_lr"])
         self._kept.put_back(self._places())
         for group in self.scheduler.optimizer.param_groups:
@@ -539,8 +539,9 @@ class TorchSchedule(Shown):
     def _name_earlier(self, groups: Sequence[dict[str, Any]]) -> None:
         """Warn where a scheduler outside of the learner has left a note that a new one starts from."""
         for number, group in enumerate(groups):
-            rate, noted = float(group["lr"]), float(group.get("initial_lr", group["lr"]))
-            if noted != rate:
+            rate = group.get("lr")
+            noted = group.get("initial_lr")
+            if rate is not None and noted is not None and float(rate) != float(noted):
                 where = f"group {number} of optimizer {self._leader!r}"
                 warn(
                     f"plugin {self.name!r}: {where} has lr={rate:g}, and initial_lr={noted:g} of an earlier scheduler: "

@@ -796,6 +796,41 @@ def test_torch_schedule_names_the_rate_of_an_earlier_scheduler(value):
         learner.fit(make_batches(), epochs=1)
 
 
+class Counts(lr_scheduler.LRScheduler):
+    """A scheduler that sets no rate, as for optimizers that compute their own."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.last_epoch = 0
+
+    def step(self):
+        self.last_epoch += 1
+
+    def state_dict(self):
+        return {"last_epoch": self.last_epoch}
+
+
+@pytest.mark.parametrize("noted", [{}, {"initial_lr": 0.1}, {"initial_lr": None}], ids=str)
+@pytest.mark.parametrize("has_rate", [True, False], ids=["None", "missing"])
+def test_torch_schedule_takes_an_optimizer_without_a_rate(has_rate, noted):
+    class OwnRate(torch.optim.SGD):
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.data.add_(p.grad, alpha=-0.01)
+
+    model = Model()
+    optimizer = OwnRate(model.parameters(), lr=0.1)
+    group = optimizer.param_groups[0]
+    del group["lr"]
+    group.update(noted, **({"lr": None} if has_rate else {}))
+    plugin = TorchSchedule(Counts)
+    learner = Learner(model, mse_loss, optimizer, plugins=[plugin], standard=False)
+    learner.fit(make_batches(), epochs=2)
+    assert plugin.scheduler.last_epoch == learner.progress.updates
+    learner.remove("torch_schedule")
+    assert group.get("lr") is None
+
+
 @pytest.mark.parametrize(
     ("function", "message"), [(lr_scheduler.ReduceLROnPlateau, "use Plateau"), (lambda o: None, "returned None")]
 )
