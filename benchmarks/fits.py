@@ -21,6 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from sides import machine
@@ -59,8 +60,7 @@ def measured(model: str, steps: int, wait: bool) -> dict[str, Any]:
     one_epoch = min(steps, DISTINCT)
     batches = batches_of(model, one_epoch)
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
         for name in ("without", "first", "without again", "second", "without at last"):
             if name == "second":  # also where the first one was too short to be compiled
                 fit(model, batches[:20], 1, WholeStep("always", show=False))
@@ -79,8 +79,7 @@ def short(model: str, steps: int, runs: int) -> float:
     from loopkit_whole_step import WholeStep
 
     batches, ratios = batches_of(model, steps), []
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
         fit(model, batches[:20], 1)
         for _ in range(runs):
             stacks: list[list[Any]] = [[], [WholeStep(show=False)], []]

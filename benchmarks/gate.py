@@ -17,10 +17,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import evaluation
 import fits
@@ -28,7 +28,6 @@ import log_overhead
 import overhead
 import torch
 import whole_step
-from loopkit_whole_step import WholeStep
 from sides import Work, digit_batches, interleaved, machine
 
 SLACK = 1.15
@@ -71,7 +70,7 @@ class Gate(overhead.Report):
             self.figures[title] = {"ratio": round(ratio, 4), "bound": bounds[title], "tries": tries, "beyond": beyond}
             again = "" if tries == 1 else f", the least of {tries}"
             verdict = f"  BEYOND {SLACK * bounds[title]:.3f}" if beyond else ""
-            print(f"{title:62} {ratio:6.3f}  (at most {bounds[title]:.2f}{again}){verdict}", flush=True)
+            print(f"{title:62} {ratio:6.3f}  (at most {bounds[title]:.3g}{again}){verdict}", flush=True)
 
     @property
     def beyond(self) -> list[str]:
@@ -84,10 +83,11 @@ def logging(gate: Gate, batches: list[Any]) -> None:
         bounds = {name: bound for name, bound in log_overhead.BOUNDS[kind].items() if name != "written to both"}
 
         def take(kind: str = kind, names: tuple[str, ...] = tuple(bounds)) -> dict[str, float]:
-            step, found = log_overhead.run(kind == "tensors", False, batches, max(gate.rounds // 4, 1))
-            return {f"20 {kind} a step, {name}: us more": (found[name][0] - 1) * step for name in names}
+            _, found = log_overhead.run(kind == "tensors", False, batches, max(gate.rounds // 2, 1))
+            return {f"20 {kind} a step, {name}: share of the step": found[name][0] - 1 for name in names}
 
-        gate.hold({f"20 {kind} a step, {name}: us more": bound for name, bound in bounds.items()}, take)
+        shares = {name: bound / log_overhead.STEP for name, bound in bounds.items()}
+        gate.hold({f"20 {kind} a step, {name}: share of the step": share for name, share in shares.items()}, take)
 
 
 def compiled(gate: Gate, batches: list[Any]) -> None:
@@ -98,7 +98,9 @@ def compiled(gate: Gate, batches: list[Any]) -> None:
 
 def whole_fits(gate: Gate, batches: list[Any]) -> None:
     """Fits with `WholeStep`, compiling included, after a fit of the same model has kept its library."""
-    with tempfile.TemporaryDirectory() as folder, environment("TORCHINDUCTOR_CACHE_DIR", folder):
+    from loopkit_whole_step import WholeStep
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
         small = fits.batches_of("MLP", 500)
         started = time.process_time() + sum(os.times()[2:4])
         fits.fit("MLP", small[:10], 1, WholeStep("always", show=False))
@@ -122,20 +124,6 @@ def compiled_evaluation(gate: Gate, batches: list[Any]) -> None:
     epoch = fits.batches_of("MLP", 60)
     ours, theirs = (lambda: whole.evaluate(epoch)), (lambda: eager.evaluate(epoch))
     gate.ratio("MLP evaluated as one compiled graph / eager", ours, theirs, EVALUATED, 60)
-
-
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """Inside, a variable of the environment has a value."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 PARTS = (

@@ -35,7 +35,9 @@ BOUNDS = {
     "floats": {"kept": 18, "kept, one by one": 30, "written": 42, "written to both": 55},
     "tensors": {"kept": 24, "kept, one by one": 36, "written": 48, "written to both": 60},
 }
-"""Microseconds that a step may take more."""
+"""Microseconds that a step of `STEP` may take more."""
+STEP = 350
+"""Microseconds of a step without logging, on the machine of these bounds; a slower one may take as much longer."""
 Log = Callable[[Learner, dict[str, Any]], None]
 
 
@@ -140,11 +142,9 @@ def main() -> None:
         print(f"{f'a step with 20 {kind}':30} {step:7.1f} us")
         for name, each in ratios.items():
             median, bound = statistics.median(each), BOUNDS[kind][name]
-            added = (median - 1) * step
-            print(
-                f"{name:30} {added:+7.1f} us a step  (at most {bound}; ratio {median:.3f}, worst run {max(each):.3f})"
-            )
-            figures[f"{name}, {kind}"] = {"us": added, "bound_us": bound, "ratios": each, "step_us": step}
+            added, most = (median - 1) * step, bound * step / STEP
+            print(f"{name:30} {added:+7.1f} us a step  (at most {most:.0f}; ratio {median:.3f}, worst {max(each):.3f})")
+            figures[f"{name}, {kind}"] = {"us": added, "bound_us": most, "ratios": each, "step_us": step}
         print()
     if arguments.json:
         arguments.json.write_text(json.dumps({"about": about, "figures": figures}, indent=1) + "\n")
