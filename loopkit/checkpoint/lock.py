@@ -123,8 +123,14 @@ class Lock:
         assert file is not None
         _held.discard(self)
         self._released.set()
-        if self._heart is not None:
-            self._heart.join()  # else it may touch another file that gets this one's number
+        try:
+            if self._heart is not None:
+                self._heart.join()  # else it may touch another file that gets this one's number
+        finally:  # a third interrupt does not wait
+            self._unlock(file)
+
+    def _unlock(self, file: int) -> None:
+        """Remove the file, and close it."""
         try:
             try:
                 if self._is_at_path(file):

@@ -292,3 +292,18 @@ def test_lock_is_won_by_one_of_many_that_find_it_stale(tmp_path):
     os.close(seen)
     assert codes == [1] * 5
     assert winners == b"x"
+
+
+def test_interrupt_while_the_lock_is_let_go_leaves_no_lock(tmp_path, monkeypatch):
+    def interrupted(thread, timeout=None):
+        raise KeyboardInterrupt
+
+    lock = Lock(tmp_path)
+    lock.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock.release()
+    assert list(tmp_path.iterdir()) == []
+    lock.acquire()
+    lock.release()

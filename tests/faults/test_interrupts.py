@@ -55,13 +55,21 @@ def by_rounds(learner):
         learner.run("val", batches(1))
 
 
+def running(seconds=2):
+    """The other threads; one that was told to end has a moment for it."""
+    end = time.monotonic() + seconds
+    while threading.active_count() > 1 and time.monotonic() < end:
+        time.sleep(0.001)
+    return [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+
+
 def left(learner):
     """What a fit has left in this process."""
     return {
         "fit": learner.current,
         "epochs": len(learner._core.running.epochs),
         "hooks": learner._core.running.hooks,
-        "threads": [each.name for each in threading.enumerate() if each is not threading.main_thread()],
+        "threads": running(),
         "handlers": [signal.getsignal(number) for number in NUMBERS],
         "grad": torch.is_grad_enabled(),
     }
