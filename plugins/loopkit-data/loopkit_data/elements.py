@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from loopkit.author import describe
+from loopkit.author import describe, is_count
 from loopkit.data import Loader, LoaderError
 
 
@@ -46,7 +46,7 @@ def batched(
         >>> [(inputs.tolist(), targets.tolist()) for inputs, targets in batched(pairs, 2)]
         [([[0.0, 0.0], [1.0, 1.0]], [0, 1]), ([[2.0, 2.0]], [2])]
     """
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+    if not is_count(batch_size):
         raise LoaderError(f"batched: batch_size is {batch_size!r}: it is a whole number, from 1")
     if isinstance(elements, Loader):
         raise LoaderError(f"batched: {describe(elements)} gives batches already: train on it as it is")

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from loopkit.author import Shares, describe
+from loopkit.author import Shares, describe, is_count
 from loopkit.data import Loader, LoaderError, ResumableSampler
 from loopkit.errors import EmptyDataError
 
@@ -119,16 +119,25 @@ def in_steps(
         if block is None:
             raise LoaderError(f"in_steps: how many tokens a sample of {describe(loader)} has is unknown: give block=")
         samples = math.ceil(_count(tokens, "tokens") / _count(block, "block"))
-    shares = _shares_of(loader, _count(processes, "processes"))
+    limits: list[_Limited] = []
+    source = loader.source if isinstance(loader, _PerEpoch) else loader
+    while isinstance(source, _Limited):
+        limits.append(source)
+        source = source.source
+    shares = _shares_of(source, _count(processes, "processes"))
     length = shares.steps()
+    for each in reversed(limits):
+        length = each.cut(length)
     whole = shares.used(0, length)
+    if not whole:
+        raise LoaderError(f"in_steps: an epoch of {describe(loader)} has no batch")
     epochs, left = divmod(_count(samples, "samples"), whole)
     return int(epochs) * length + min(math.ceil(left / shares.whole), length)
 
 
 def _shares_of(loader: Any, processes: int) -> Shares:
     """How the samples of an epoch are cut into the steps of all processes."""
-    if isinstance(loader, Loader) and ("samples" in loader.state_dict() or hasattr(loader, "samples")):
+    if isinstance(loader, Loader) and not _counts_steps(loader) and _knows_samples(loader):
         shares = loader.shares
     elif isinstance(loader, DataLoader) and isinstance(loader.batch_size, int) and isinstance(loader.sampler, Sized):
         shares = Shares(len(loader.sampler), loader.batch_size, 1, "drop" if loader.drop_last else "uneven")
@@ -137,6 +146,18 @@ def _shares_of(loader: Any, processes: int) -> Shares:
             f"in_steps: {describe(loader)} does not know how many samples an epoch has: give a number of steps"
         )
     return shares if processes == 1 else shares.among(0, processes, shares.tail)
+
+
+def _knows_samples(loader: Loader) -> bool:
+    """Whether a loader counts samples, and not batches."""
+    return "samples" in loader.state_dict() or hasattr(loader, "samples")
+
+
+def _counts_steps(loader: Any) -> bool:
+    """Whether the epochs of a loader, or of the one that it changes, are cut off by steps."""
+    while loader is not None and not isinstance(loader, _Epochs):
+        loader = getattr(loader, "source", None)
+    return loader is not None
 
 
 class _Steps(Loader):
@@ -185,7 +206,10 @@ class _Limited(_Epochs):
         """The part of an epoch, of which each process takes its own."""
 
     def __len__(self) -> int:
-        length = len(self.source)
+        return self.cut(len(self.source))
+
+    def cut(self, length: int) -> int:
+        """How many of so many batches it takes."""
         most = self._steps if self._part is None else max(math.floor(self._part * length), 1)
         return min(most, length)
 
@@ -305,6 +329,7 @@ def _part_of(loader: Any, part: Fraction) -> int:
 
 
 def _count(number: Any, name: str = "steps") -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+    if not is_count(number):
         raise LoaderError(f"{name} is {number!r}: it is a whole number, from 1")
-    return number
+    count: int = number
+    return count

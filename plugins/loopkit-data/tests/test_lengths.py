@@ -350,3 +350,38 @@ def test_between_two_epochs_a_limit_goes_on_in_another_number_of_processes(befor
     list(stream)
     with pytest.raises(LoaderError, match="per_epoch"):
         made(per_epoch, after).load_state_dict(stream.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("loader", "samples", "steps"),
+    [
+        (lambda tensors: limit(tensors, 2), 10, 3),  # epochs of 4 and 4 samples
+        (lambda tensors: limit(limit(tensors, 2), 1), 10, 3),
+        (lambda tensors: limit(tensors, 0.5), 5, 2),
+        (lambda tensors: per_epoch(tensors, 2), 10, 3),  # 4, 4 and 2 samples, over two epochs
+        (lambda tensors: per_epoch(tensors, 7), 11, 4),
+    ],
+)
+def test_in_steps_of_epochs_that_are_cut_counts_their_samples(loader, samples, steps):
+    data = loader(TensorLoader(torch.arange(10), batch_size=4))
+    assert in_steps(data, samples=samples) == steps
+    seen = 0
+    batches = (len(batch) for _ in range(9) for batch in data)
+    for made, size in enumerate(batches, start=1):
+        seen += size
+        if seen >= samples:
+            assert made == steps
+            return
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (lambda tensors: limit(per_epoch(tensors, 2), 1), "does not know how many samples"),
+        (lambda tensors: limit(tensors, 2).map(torch.neg), "does not know how many samples"),
+        (lambda tensors: DataLoader(range(3), batch_size=4, drop_last=True), "has no batch"),
+    ],
+)
+def test_in_steps_says_what_it_cannot_count(loader, words):
+    with pytest.raises(LoaderError, match=words):
+        in_steps(loader(TensorLoader(torch.arange(10), batch_size=4)), samples=10)
