@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset
-
-from loopkit.author import describe, is_count, provided, sharded
-from loopkit.data import Loader
+from loopkit.author import describe, is_count, provided
 from loopkit.errors import PluginError
-from loopkit_insight.trial import as_before, copied, own_position
+from loopkit_insight.trial import as_before, can_begin_again, copied, own_position, refuse_sharded
 from loopkit_insight.try_validation import First
 
 if TYPE_CHECKING:
@@ -74,11 +71,10 @@ def dry_run(
     """
     if not is_count(batches):
         raise PluginError(f"dry_run: batches is {batches!r}: it counts from 1")
-    if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
-        raise PluginError("dry_run: the parameters are sharded, and cannot be copied")
+    refuse_sharded("dry_run", learner)
     given = [*_sets(train), *_sets(val), *_sets(predict)]
     for data in given:
-        check_again("dry_run", data)
+        _check_again(data)
     kept = {name for name, plugin in learner.plugins.items() if not _is_left_out(name, plugin, without)}
     with ExitStack() as stack:
         for data in given:
@@ -96,19 +92,17 @@ def dry_run(
     return metrics
 
 
-def check_again(what: str, data: Any) -> None:
+def _check_again(data: Any) -> None:
     """Raise for data that cannot begin again.
 
     Raises:
         PluginError: They cannot.
     """
-    again = isinstance(data, (Loader, Sequence)) or callable(getattr(data, "load_state_dict", None))
-    by_index = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
     makes = callable(data) and not hasattr(data, "__iter__")
-    if not (again or by_index or makes):
+    if not (can_begin_again(data) or makes):
         raise PluginError(
-            f"{what}: the data are {describe(data)}, whose place cannot be put back: give a DataLoader over samples by "
-            f"index, a loader of loopkit.data, a list, or a function that returns new data"
+            f"dry_run: the data are {describe(data)}, whose place cannot be put back: give a DataLoader over samples "
+            f"by index, a loader of loopkit.data, a list, or a function that returns new data"
         )
 
 

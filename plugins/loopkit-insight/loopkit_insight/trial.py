@@ -17,10 +17,11 @@ import numpy
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from loopkit.author import devices, free
+from loopkit.author import devices, free, sharded
 from loopkit.data import Loader, ResumableSampler
+from loopkit.errors import PluginError
 from loopkit.learner import Learner
 
 if TYPE_CHECKING:
@@ -89,6 +90,23 @@ def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     for name in vars(optimizer).keys() - vars(copied).keys() - {"step"}:
         setattr(copied, name, copy.deepcopy(vars(optimizer)[name], memo))
     return copied
+
+
+def can_begin_again(data: Any) -> bool:
+    """Whether data have a place that can be put back."""
+    if isinstance(data, (Loader, Sequence)) or callable(getattr(data, "load_state_dict", None)):
+        return True
+    return isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+
+
+def refuse_sharded(what: str, learner: Learner) -> None:
+    """Raise for parameters that cannot be copied.
+
+    Raises:
+        PluginError: They are sharded.
+    """
+    if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
+        raise PluginError(f"{what}: the parameters are sharded, and cannot be copied")
 
 
 def own_position(data: Any) -> Any:

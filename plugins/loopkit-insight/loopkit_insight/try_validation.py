@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-
-from torch.utils.data import DataLoader, IterableDataset
 
 from loopkit.author import (
     Shown,
@@ -17,14 +15,12 @@ from loopkit.author import (
     implemented,
     is_count,
     provided,
-    sharded,
     unwrapped,
 )
-from loopkit.data import Loader
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.plugins import Metrics
-from loopkit_insight.trial import KEPT, as_before, copied, own_position
+from loopkit_insight.trial import KEPT, as_before, can_begin_again, copied, own_position, refuse_sharded
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -51,6 +47,7 @@ class TryValidation(Shown):
     """
 
     name = "try_validation"
+    provides = "try_validation"
     volatile = ("_*",)
 
     def __init__(self, batches: int = 2) -> None:
@@ -91,15 +88,13 @@ class First:
 def _validate(learner: Learner, source: Any, count: int) -> None:
     """Validate on the first batches of a fit's source, with copies of everything."""
     name, data = source.phase.name, source.given
-    again = isinstance(data, (Loader, Sequence)) or callable(getattr(data, "load_state_dict", None))
-    if source.made or not (again or (isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset))):
+    if source.made or not can_begin_again(data):
         raise PluginError(
             f"TryValidation({count}): the data of phase {name!r} is {describe(data)}, whose place cannot be "
             f"put back: give a DataLoader over samples by index, a loader of loopkit.data or a list, or leave "
             f"the plugin out"
         )
-    if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
-        raise PluginError(f"TryValidation({count}): the parameters are sharded, and cannot be copied")
+    refuse_sharded(f"TryValidation({count})", learner)
     kept = [
         name
         for name, plugin in learner.plugins.items()

@@ -162,3 +162,12 @@ def test_anomaly_detection_changes_no_bit():
         learner.fit(batches(4), batches(1), epochs=2)
         ends.append([p.tolist() for p in learner.model.parameters()])
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("word", ["optuna_pruning", "log", "try_validation"])
+def test_plugin_that_writes_takes_no_part_whatever_its_name(word):
+    calls = []
+    writes = on("phase_end", lambda: calls.append(1), "other")
+    writes.provides = word
+    dry_run(make_learner(writes), batches(4), batches(4))
+    assert calls == []
