@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 from optuna.storages import RetryHeartbeatStaleTrialCallback
 
-from loopkit import Epoch, FitResult, Learner, Phase, hookimpl
+from loopkit import FitResult, Learner, Phase, hookimpl
 from loopkit.author import Shown
 from loopkit.errors import PluginError, StateError
 
@@ -19,10 +19,10 @@ __all__ = ["OptunaPruning"]
 class OptunaPruning(Shown):
     """Report a metric to a trial of Optuna, and end the fit if Optuna prunes it.
 
-    A report is made after each epoch of the metric's phase. Validations within a training epoch make one report at its
-    end, with the last value, unless ``steps="updates"``. The fit ends in the usual way: the other plugins see every
-    event to the last ``fit_end``. Then ``fit`` raises ``optuna.TrialPruned``, and ``study.optimize`` counts the trial
-    as pruned.
+    A report is made after each training epoch and the validations due after it, with the last value, unless
+    ``steps="updates"``: then one is made after each validation, as also in a loop of your own without rounds. The fit
+    ends in the usual way: the other plugins see every event to the last ``fit_end``. Then ``fit`` raises
+    ``optuna.TrialPruned``, and ``study.optimize`` counts the trial as pruned.
 
     A state of another trial raises, unless this trial retries that one (by Optuna's
     ``RetryHeartbeatStaleTrialCallback``). A trial that resumes from its own state reports no step twice.
@@ -52,6 +52,8 @@ class OptunaPruning(Shown):
         study.optimize(objective, n_trials=20)
     """
 
+    provides = "optuna_pruning"
+
     def __init__(
         self,
         trial: optuna.trial.BaseTrial | None,
@@ -80,27 +82,28 @@ class OptunaPruning(Shown):
         self._reported = -1
         """The step that was reported last."""
         self._due = False
-        """Whether the metric was measured within the training epoch that is open."""
-        self._within = False
-        """Whether the last report is of such a value; the same epoch may then be validated once more."""
+        """Whether the metric was measured since the last report, which comes with ``cycle_end``."""
 
     def reads(self) -> tuple[str, ...]:
         """The metric."""
         return (f"metrics.{self.monitor}", "progress")
 
     @hookimpl
-    def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Report the metric; one that was measured within a training epoch at that epoch's end, if epochs count."""
-        if learner.current is None or not learner.current.can_save:
+    def phase_end(self, learner: Learner, phase: Phase) -> None:
+        """Report the metric, or note it for `cycle_end`, if epochs count."""
+        fit = learner.current
+        if fit is None or not fit.can_save or phase.name != self._phase:
             return  # such as in an epoch that a hook runs
-        by_epochs = self.steps == "epochs"
-        if phase.name == self._phase and not (by_epochs and epoch.depth):
-            self._report_new(learner)
-        elif phase.name == self._phase:
+        if self.steps == "epochs" and fit.has_cycles:
             self._due = True
-        elif phase.training and self._due:
+        else:
+            self._report_new(learner)
+
+    @hookimpl
+    def cycle_end(self, learner: Learner) -> None:
+        """Report the last value of the metric in this epoch and its validations."""
+        if self._due:
             self._report(learner, learner.progress.epochs)
-            self._within = True
 
     def _report_new(self, learner: Learner) -> None:
         """Report the metric, whose step must be new.
@@ -111,7 +114,7 @@ class OptunaPruning(Shown):
         step = learner.progress.epochs if self.steps == "epochs" else learner.progress.updates
         if step > self._reported:
             self._report(learner, step)
-        elif not self._within:
+        else:
             raise PluginError(
                 f"plugin {self.name!r}: phase {self._phase!r} has ended twice at {step} {self.steps}, and Optuna takes "
                 f"one value a step: validate less often, or give OptunaPruning(steps='updates')"
@@ -119,7 +122,8 @@ class OptunaPruning(Shown):
 
     def _report(self, learner: Learner, step: int) -> None:
         """Report the metric, and ask for the end if the trial is to be pruned."""
-        self._reported, self._due, self._within = step, False, False
+        self._reported = step
+        self._due = False
         if self.trial is not None and learner.world.rank == 0:
             self.trial.report(learner.metrics[self.monitor], step)
             if self.trial.should_prune():
@@ -137,7 +141,7 @@ class OptunaPruning(Shown):
             "study": self._study,
             "trial": self._number,
             "reported": self._reported,
-            "within": [self._due, self._within],
+            "due": self._due,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -151,7 +155,7 @@ class OptunaPruning(Shown):
             )
         same = saved == mine or self.trial is None
         self._reported = state["reported"] if same else -1
-        self._due, self._within = state.get("within", (False, False)) if same else (False, False)
+        self._due = same and state.get("due", False)
 
     def reshard(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
         """The state for another number of processes: from rank 0, which has the trial."""
