@@ -154,7 +154,7 @@ class Compiling:
             seconds = SECONDS + SECONDS_A_NODE * nodes
             repaid = left * eager * SAVES >= seconds
         else:
-            is_known = worker.is_known(looks(shape, learner), self.began)
+            is_known = shape.known or worker.is_known(looks(shape, learner), self.began)
             seconds = estimate.record_seconds(nodes) + (0.0 if is_known else estimate.build_seconds(nodes))
             after = self._seconds_with(left * eager, estimate.part_left(parameters, eager), nodes, is_known)
             repaid = after + COMPARED * eager < LEAST * left * eager
@@ -176,7 +176,7 @@ class Compiling:
             return 0.0
         build = 0.0 if is_known else estimate.build_seconds(nodes)
         beside = min(build, eager / SHARE) if self._options.wait else build
-        return estimate.record_seconds(nodes) + BESIDE * build + max(build, beside) + part_left * (eager - beside)
+        return estimate.record_seconds(nodes) + (1 + BESIDE) * build + part_left * (eager - beside)
 
     def too_few(self, steps: float, seconds: float) -> bool:
         """Whether so many steps of so many seconds repay nothing, however good the graph is."""
@@ -187,14 +187,15 @@ class Compiling:
 
 def steps_left(learner: Learner, epoch: Epoch) -> float:
     """Steps of an epoch's phase that the fit still plans, or the epoch by itself if it does not train in one."""
-    in_fit = learner.current is not None and learner.result is not None
-    planned = learner.result.planned.steps if in_fit and learner.result is not None else None
-    done = learner.progress.steps
+    fit = learner.current
+    length = epoch.length or 0
+    here = max(length - epoch.steps, 0)
+    if fit is None:
+        return math.inf if epoch.trains else here
+    done = learner.progress.steps - fit.position.start.steps
+    planned = fit.result.planned.steps
     left = math.inf if planned is None else max(planned - done, 0)
-    if epoch.trains:
-        return left
-    here = max((epoch.length or 0) - epoch.steps, 0)
-    return here + (epoch.length or 0) * left / max(done, 1) if in_fit else here
+    return left if epoch.trains else here + length * left / max(done, 1)
 
 
 def looks(shape: Shape, learner: Learner) -> str:

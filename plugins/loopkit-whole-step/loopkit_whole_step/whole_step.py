@@ -132,10 +132,10 @@ class WholeStep(Shown):
         self._recorded_ones: dict[tuple[str, str, str], bool] = {}
         """By phase, hook and plugin, whether it may be recorded."""
         self._comparison: Comparison | None = None
-        self._looked: Callable[[], Any] = nothing
-        """The epoch in which it was last looked whether the rest of it stays eager."""
-        self._rests: Callable[[], Any] = nothing
-        """The epoch whose remaining steps stay eager."""
+        self._looked: dict[str, Callable[[], Any]] = {}
+        """By phase, the epoch in which it was last looked whether the rest of it stays eager."""
+        self._rests: dict[str, Callable[[], Any]] = {}
+        """By phase, the epoch whose remaining steps stay eager."""
 
     # The step
 
@@ -143,7 +143,7 @@ class WholeStep(Shown):
     def take_step(self, learner: Learner, phase: Phase, step: Step, default: Callable[[], None]) -> None:
         """Replay the step, or run it."""
         epoch = step.frame.epoch
-        if epoch is self._rests() or phase.own_updates or not step.samples:
+        if epoch is self._rests.get(phase.name, nothing)() or phase.own_updates or not step.samples:
             default()
             return
         batch = step.batch
@@ -233,10 +233,10 @@ class WholeStep(Shown):
     ) -> None:
         """A step that is not just replayed."""
         if shape.mode == "eager":
-            if self._looked() is not epoch:
-                self._looked = ref(epoch)
+            if self._looked.get(phase.name, nothing)() is not epoch:
+                self._looked[phase.name] = ref(epoch)
                 self._decide_anew(learner, phase, epoch)
-                self._rests = ref(epoch) if self._may_rest(shape, learner, epoch) else nothing
+                self._rests[phase.name] = ref(epoch) if self._may_rest(shape, learner, epoch) else nothing
         if shape.mode == "eager":
             default()
             return
@@ -397,8 +397,9 @@ class WholeStep(Shown):
             has_graph = self._compiling.start(shape, made, learner, epoch)
         except Refused as refused:
             self._refuse(shape, str(refused))
-            self._compiling.rest(self.shapes.values())
             return
+        finally:
+            self._compiling.rest(self.shapes.values())
         shape.recording, shape.plan = made, ref(epoch.plan)
         if shape.mode not in ("building", "compared"):
             self._say(f"{shape.short}: compiled again in {made.seconds:.1f} s")

@@ -11,6 +11,7 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 
 from loopkit.errors import PluginError
 from loopkit_whole_step import estimate, private, worker
-from loopkit_whole_step.compiling import looks
+from loopkit_whole_step.compiling import looks, steps_left
 from loopkit_whole_step.handover import NotHandedOver, Written
 from loopkit_whole_step.worker import Build, Failed
 
@@ -173,6 +174,29 @@ def test_steps_that_compute_keep_more_of_their_time_than_steps_that_call(seconds
     assert estimate.part_left(4, seconds) == pytest.approx(part, abs=0.001)
 
 
+class Fit:
+    """What is asked of a fit of 100 steps, which began after so many of others."""
+
+    def __init__(self, begun):
+        self.result = SimpleNamespace(planned=SimpleNamespace(steps=100))
+        self.position = SimpleNamespace(start=SimpleNamespace(steps=begun))
+
+
+@pytest.mark.parametrize("begun", [0, 10_000])
+@pytest.mark.parametrize(
+    ("trains", "done", "expected"),
+    [(True, 0, 100), (True, 30, 70), (False, 10, 4 + 5 * 9), (False, 50, 4 + 5 * 1), (False, 100, 4)],
+)
+def test_steps_that_are_left_are_those_of_this_fit(begun, trains, done, expected):
+    learner = SimpleNamespace(current=Fit(begun), progress=SimpleNamespace(steps=begun + done))
+    assert steps_left(learner, SimpleNamespace(trains=trains, length=5, steps=1)) == expected
+
+
+def test_steps_outside_of_a_fit_are_those_of_the_epoch():
+    learner = SimpleNamespace(current=None)
+    assert steps_left(learner, SimpleNamespace(trains=False, length=5, steps=1)) == 4
+
+
 def test_larger_step_passes_fewer_times_while_it_is_compiled():
     def steps(size):
         graph = private.trace(lambda x, w: [torch.relu(x @ w)], [torch.ones(size, size), torch.ones(size, size)])
@@ -196,8 +220,12 @@ def test_graph_that_is_not_compiled_leaves_the_step_eager():
 def test_graph_that_cannot_be_handed_over_is_compiled_here(monkeypatch):
     monkeypatch.setattr("loopkit_whole_step.private.inductor", lambda graph, inputs: graph)
     step = beside(error=NotHandedOver("it returns a view of its argument"))
-    make(step).fit(batches(), epochs=2)
+    left = []
+    worker_of = step._compiling.worker
+    step._compiling.start = lambda *given, start=step._compiling.start: left.append(worker_of.closed) or start(*given)
+    make(step, on("step_end", lambda: left.append(worker_of.closed))).fit(batches(), epochs=2)
     assert modes(step) == ["graph"]
+    assert left.index(1) < len(left) - 1  # the process ends with the record, not with the fit
 
 
 def test_process_that_cannot_be_started_is_done_without(monkeypatch):
