@@ -17,6 +17,7 @@ import warnings
 from collections import deque
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -2122,6 +2123,23 @@ def test_two_processes_reports_other_parameters():
 def test_two_processes_reports_other_states():
     (message,) = together(OwnCount)
     assert message.startswith("two processes that train together have other states each: state_dict()['steps'] differs")
+
+
+class KeepsARelativeFolder:
+    def __init__(self):
+        self.folder = Path("runs")
+
+    @hookimpl(reads=("progress",))
+    def phase_end(self, learner):
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "epochs").write_text(str(learner.progress.epochs))
+
+
+def test_files_within_takes_a_folder_for_moments_that_is_a_link(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "link"))
+    check_plugin(KeepsARelativeFolder, checks=["files_within"])
 
 
 # plugin_contract

@@ -6,9 +6,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from torch import nn
 
@@ -69,18 +70,10 @@ def _heard() -> Iterator[list[tuple[str, str]]]:
 @contextmanager
 def _elsewhere() -> Iterator[Path]:
     """A working directory and a home that are empty."""
-    before, home = os.getcwd(), os.environ.get("HOME")
     with tempfile.TemporaryDirectory(prefix="loopkit-testing-") as directory:
-        os.chdir(directory)
-        os.environ["HOME"] = directory
-        try:
-            yield Path(directory)
-        finally:
-            os.chdir(before)
-            if home is None:
-                del os.environ["HOME"]
-            else:
-                os.environ["HOME"] = home
+        folder = Path(directory).resolve()  # as paths below the working directory are
+        with chdir(folder), mock.patch.dict(os.environ, HOME=str(folder)):
+            yield folder
 
 
 def files_within(case: Case) -> list[str]:

@@ -253,8 +253,8 @@ def _loaded_best(case: Case, directory: str, weights_only: bool) -> str:
         if value != measured:
             return (
                 f"{monitor} was {measured!r} when it was saved, and is {value!r} after load_best into a learner "
-                f"{where}: the weights in place during the validation,  by learner.models.weights.replaced, "
-                f"must be the weights of averaged(learner) and of state_dict"
+                f"{where}: the weights that learner.models.weights.replaced puts in place for the validation must be "
+                f"those that averaged(learner) and state_dict return"
             )
     return ""
 
