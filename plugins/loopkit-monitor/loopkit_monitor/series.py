@@ -87,8 +87,6 @@ class Part:
     value: Column
     time: Column
     count: int
-    first: int
-    """The step of its first point."""
     last: int
     undefined: bool
     """Whether a value is undefined."""
@@ -198,19 +196,18 @@ class Series:
         self.held += count
         self.phase = points.phase
         last = self.parts[-1] if self.parts else None
-        about = (int(points.step[0]), int(points.step[-1]), bool(np.isnan(points.value).any()))
-        rises = bool((points.step[1:] >= points.step[:-1]).all()) and (last is None or about[0] >= last.last)
-        self.rises = self.rises and rises
+        latest = int(points.step[-1])
+        undefined = bool(np.isnan(points.value).any())
+        rises = bool((points.step[1:] >= points.step[:-1]).all()) and (last is None or points.step[0] >= last.last)
+        self.rises = self.rises and bool(rises)
         if last is not None and not last.shelved and last.count + count <= SMALL:
             step, value, time = (
                 np.concatenate([_read(old), new])
                 for old, new in ((last.step, points.step), (last.value, points.value), (last.time, points.time))
             )
-            self.parts[-1] = Part(
-                step, value, time, last.count + count, last.first, about[1], last.undefined or about[2]
-            )
+            self.parts[-1] = Part(step, value, time, last.count + count, latest, last.undefined or undefined)
         else:
-            self.parts.append(Part(points.step, points.value, points.time, count, *about))
+            self.parts.append(Part(points.step, points.value, points.time, count, latest, undefined))
 
     def put_away(self, shelf: Shelf, known: dict[int, Shelved]) -> None:
         """Move what is in memory to a shelf.
@@ -235,7 +232,7 @@ class Series:
         kept = extremes(value, max(len(value) // 2, FEWEST))
         step, time = self.at(kept)
         undefined = bool(np.isnan(value[kept]).any())
-        self.parts = [Part(step, value[kept], time, len(kept), int(step[0]), int(step[-1]), undefined)]
+        self.parts = [Part(step, value[kept], time, len(kept), int(step[-1]), undefined)]
         self.held = len(kept)
         self.version += 1
 

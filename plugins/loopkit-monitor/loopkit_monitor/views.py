@@ -227,20 +227,18 @@ def _thinned(series: Series, inside: Inside, points: int, smooth: float) -> dict
     """Some of these points, or of their means, with the lowest and highest of each part."""
     if isinstance(inside, slice):
         begin, end = inside.start, inside.stop
-        blocks = _MEANS.blocks(series, smooth, begin, end) if smooth else series.blocks(begin, end)
+        blocks: Iterable[np.ndarray] = (
+            _MEANS.blocks(series, smooth, begin, end) if smooth else series.blocks(begin, end)
+        )
         chosen, values = extremes_of(blocks, _count(inside), points, undefined=series.undefined)
         chosen += begin
     else:
-        every = _joined(_MEANS.blocks(series, smooth, 0, len(series))) if smooth else series.value
+        blocks = _MEANS.blocks(series, smooth, 0, len(series)) if smooth else [series.value]
+        every = np.concatenate([np.empty(0), *blocks])
         picked = extremes(every[inside], points)
         chosen, values = inside[picked], every[inside[picked]]
     step, time = series.at(chosen)
     return {"step": step.tolist(), "value": _numbers(values), "time": time.tolist()}
-
-
-def _joined(blocks: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
-    found = list(blocks)
-    return np.concatenate(found) if found else np.empty(0)
 
 
 def media(store: Store, id: str, name: str, index: int | None = None, limit: int = 50) -> dict[str, Any]:
