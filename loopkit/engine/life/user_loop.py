@@ -148,6 +148,8 @@ class UserLoop(Fit):
     def end(self, error: BaseException | None) -> None:
         """Fire ``fit_end``, then raise what there is to raise."""
         if self.over:
+            if error is not None:
+                raise error
             return
         self.arrive()
         try:

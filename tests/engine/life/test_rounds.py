@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from engine.life.runs import (
@@ -22,6 +24,9 @@ from engine.life.runs import (
     whole,
 )
 from loopkit import every, hookimpl
+from loopkit.errors import PluginError
+from loopkit.plugins import EarlyStopping, Schedule
+from loopkit.schedules import linear
 
 PLACES = [
     *(("step_begin", "train", epochs, index) for epochs in (0, 1) for index in range(STEPS)),
@@ -180,6 +185,36 @@ def fail(learner):
 def loop_over(rounds, learner):
     for _ in rounds:
         learner.run("train", train())
+
+
+class Failing:
+    @hookimpl
+    def fit_begin(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("plugin", "error"),
+    [
+        (Failing, ZeroDivisionError),
+        (lambda: Schedule(linear()), ValueError),  # rounds have no length in updates
+        (lambda: EarlyStopping("val/accuracy"), PluginError),
+    ],
+    ids=["a hook", "a schedule", "a metric"],
+)
+@pytest.mark.parametrize("managed", [False, True])
+def test_error_in_the_begin_of_rounds_is_raised(managed, plugin, error):
+    learner = make(plugin())
+    rounds = learner.rounds(epochs=2)
+    with pytest.raises(error):
+        begin(rounds, learner, managed)
+    assert phases(learner) == []
+    assert learner.current is None
+
+
+def begin(rounds, learner, managed):
+    with rounds if managed else nullcontext():
+        loop_over(rounds, learner)
 
 
 def test_error_between_two_runs_reaches_fit_end():
