@@ -1,4 +1,4 @@
-"""Logs of loopkit learners for Weights & Biases, written offline in its own format. A fit imports wandb.
+"""Logs of loopkit learners for Weights & Biases, offline or online, in its own format. A fit imports wandb.
 
 ::
 
@@ -26,6 +26,7 @@ def wandb(
     run_name: str | None = None,
     group: str | None = None,
     tags: Sequence[str] = (),
+    mode: str = "offline",
     every: int | None = None,
     name: str = "wandb",
 ) -> LogTo:
@@ -37,6 +38,7 @@ def wandb(
         run_name: Likewise.
         group: Likewise.
         tags: Likewise.
+        mode: Likewise.
         every: As for ``LogTo``: write after so many training steps, too.
         name: The plugin's name.
 
@@ -44,5 +46,5 @@ def wandb(
 
         Learner(model, loss_fn, optimizer, plugins=["log_metrics", {"wandb": {"project": "digits"}}])
     """
-    backend = Wandb(project, directory, run_name=run_name, group=group, tags=tags)
+    backend = Wandb(project, directory, run_name=run_name, group=group, tags=tags, mode=mode)
     return LogTo(backend, every=every, name=name)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopkit.author import nearest
 from loopkit.errors import LogError
 from loopkit.logs import (
     Audio,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Wandb"]
 
+MODES = ("offline", "online")
 PATIENCE = 30.0
 """Seconds that wandb's own process gets to write what it was given."""
 
@@ -55,9 +57,12 @@ class Wandb(Backend):
         run_name: The name of the run; by default wandb's.
         group: A name that runs of one experiment share, such as the folds of a cross-validation.
         tags: Words to find the run by.
+        mode: ``"offline"``, or ``"online"`` to send the rows while they are written. A resumed run continues the same
+            run on the server, which keeps the rows that it has.
 
     Raises:
-        LogError: On ``open``: the directory cannot be written to.
+        ValueError: There is no such mode.
+        LogError: On ``open``: the directory cannot be written to, or the server cannot be reached.
 
     Example::
 
@@ -76,8 +81,12 @@ class Wandb(Backend):
         run_name: str | None = None,
         group: str | None = None,
         tags: Sequence[str] = (),
+        mode: str = "offline",
     ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"Wandb(mode={mode!r}): it is 'offline' or 'online'{nearest(mode, MODES)}")
         self.project = project
+        self.mode = mode
         self.directory = Path(directory).absolute()
         self._options = {"name": run_name, "group": group, "tags": tuple(tags)}
         self.run_id: str | None = None
@@ -89,6 +98,8 @@ class Wandb(Backend):
         """The log of this fit, or of the last one."""
         self._first, self._rows = 0, 0
         """Rows of the run before this fit, and now."""
+        self._skipped = 0
+        """Rows of this fit that the server has already."""
         self._phases: tuple[str, ...] = ()
 
     @property
@@ -111,17 +122,37 @@ class Wandb(Backend):
             self._take_up(loaded)
         self.run_id = loaded.get("id", secrets.token_hex(4))
         self._first = self._rows = loaded.get("rows", 0)
+        self._skipped = 0
         self._phases = tuple(run.learner.phases)
         config = {} if run.config is None else {"config": run.config}
 
+        self._session = self._begin({**run.hyperparameters, **config}, resumed=bool(loaded))
+        self._file = LogFile(self._session.log_file)
+
+    def _begin(self, config: Mapping[str, Any], resumed: bool) -> Session:
+        """Begin the run, or continue it.
+
+        Raises:
+            LogError: The server cannot be reached, or nobody is logged in.
+        """
         from loopkit_wandb.session import Session
 
-        options = {"project": self.project, **self._options}
-        self._session = Session(self.directory, str(self.run_id), {**run.hyperparameters, **config}, **options)
-        self._file = LogFile(self._session.log_file)
+        options: dict[str, Any] = {"project": self.project, **self._options, "mode": self.mode, "resumed": resumed}
+        if self.mode == "offline":
+            return Session(self.directory, str(self.run_id), config, **options)
+        from wandb.errors import Error
+
+        try:
+            return Session(self.directory, str(self.run_id), config, **options)
+        except Error as error:
+            raise LogError(
+                f"the run of Weights & Biases cannot begin online: {error}; call `wandb login`, or give mode='offline'"
+            ) from error
 
     def _take_up(self, loaded: Mapping[str, Any]) -> None:
         """Cut off what was logged after the checkpoint; folders that are later are not part of the run any more."""
+        if not loaded["folder"].startswith("offline-"):
+            return  # the server has what was sent
         folder = self.directory / "wandb" / loaded["folder"]
         if trouble := cut(folder / f"run-{loaded['id']}.wandb", loaded["bytes"]):
             warnings.warn(
@@ -156,10 +187,14 @@ class Wandb(Backend):
 
     def _add(self, group: Group, row: Mapping[str, Any]) -> None:
         """Append a row, if it has anything."""
-        if row:
+        if not row:
+            return
+        if self._rows < self._current().first:  # sent before the run was killed; a resumed run makes the same row
+            self._skipped += 1
+        else:
             _, epoch, step, _ = group.place
             self._current().add_row(self._rows, {**row, "loopkit/epoch": epoch, "loopkit/step": step}, group.time)
-            self._rows += 1
+        self._rows += 1
 
     def flush(self) -> None:
         """Wait until all rows are in the file, and make it durable.
@@ -180,7 +215,7 @@ class Wandb(Backend):
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id, its last folder, and how far the log was written there."""
-        if self._file is None or self._file.rows + self._first < self._rows:
+        if self._file is None or self._first + self._skipped + self._file.rows < self._rows:
             return {}
         return {"id": self.run_id, "folder": self._file.path.parent.name, "bytes": self._file.end, "rows": self._rows}
 
@@ -194,10 +229,10 @@ class Wandb(Backend):
         until = time.monotonic() + PATIENCE
         while True:
             self._file.read()
-            if self._file.end > BEGIN and self._first + self._file.rows >= self._rows:
+            if self._file.end > BEGIN and self._first + self._skipped + self._file.rows >= self._rows:
                 break
             if time.monotonic() > until:
-                missing = self._rows - self._first - self._file.rows
+                missing = self._rows - self._first - self._skipped - self._file.rows
                 raise LogError(f"wandb did not write {missing} rows to {self._file.path} within {PATIENCE:.0f} s")
             time.sleep(0.01)
         self._file.sync()

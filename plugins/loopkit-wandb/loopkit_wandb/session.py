@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_MODE": "offline"}
 """Variables while wandb is imported and started: without any reports."""
@@ -51,10 +51,23 @@ class Session:
         directory: Where the folder ``wandb`` is, for all runs.
         run_id: The run's id; several folders can be of one.
         config: The run's configuration.
+        mode: Whether the rows are sent while they are written.
+        resumed: Whether the run can be on the server already.
         options: More of ``wandb.init``.
     """
 
-    def __init__(self, directory: Path, run_id: str, config: Mapping[str, Any], **options: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        run_id: str,
+        config: Mapping[str, Any],
+        *,
+        mode: Literal["offline", "online"] = "offline",
+        resumed: bool = False,
+        **options: Any,
+    ) -> None:
+        if mode == "online" and resumed:
+            options["resume"] = "allow"
         with as_it_was():
             settings = wandb.Settings(
                 silent=True,
@@ -70,11 +83,13 @@ class Session:
                 x_transaction_log_flush_interval=FLUSH,
             )
             self._run = wandb.init(
-                dir=directory, id=run_id, mode="offline", reinit="create_new", settings=settings, **options
+                dir=directory, id=run_id, mode=mode, reinit="create_new", settings=settings, **options
             )
         self.folder = Path(self._run.dir).parent
         self._files = 0
-        self._run.config.update(dict(config))
+        self.first = int(self._run.starting_step)
+        """The number of the first row that the server does not have."""
+        self._run.config.update(dict(config), allow_val_change=True)
         self._run.define_metric("loopkit/step")
         self._run.define_metric("*", step_metric="loopkit/step")
 
