@@ -142,7 +142,7 @@ class Watch:
         for row in found:
             if row.step > self._written and (row.step < run.step or over or once):
                 self._written = row.step
-                self._line(self._epoch(run, row))
+                self._line(self._epoch(run, row, found))
         if over:
             if not found and run.step:
                 self._line(f"{_counted(run, 'epoch', run.epoch)}  {_counted(run, 'step', run.step)}")
@@ -169,13 +169,15 @@ class Watch:
         name = self._store.folder.root.name if run.id == "." else run.id
         return f"{name}: {run.status}, {where}{f', {versions}' if versions else ''}"
 
-    def _epoch(self, run: Run, row: Epoch) -> str:
+    def _epoch(self, run: Run, row: Epoch, rows: Sequence[Epoch]) -> str:
+        """The line of an epoch, whose figures are below those of the other lines."""
         names = sorted(row.metrics, key=lambda name: (name.split("/")[0] != "train", name.split("/")[-1] != "loss"))
-        cells = [(ALWAYS, _counted(run, "epoch", row.number))]
-        cells += [
-            (ALWAYS if name.endswith("/loss") else METRIC, f"{name} {_metric(name, row.metrics[name])}")
-            for name in names[:MOST_METRICS]
-        ]
+        widest = max(len(_counted(run, "epoch", each.number)) for each in rows)
+        cells = [(ALWAYS, _counted(run, "epoch", row.number, widest))]
+        for name in names[:MOST_METRICS]:
+            width = max(len(_metric(name, each.metrics[name])) for each in rows if name in each.metrics)
+            rank = ALWAYS if name.endswith("/loss") else METRIC
+            cells.append((rank, f"{name} {_metric(name, row.metrics[name]):>{width}}"))
         cells.append((TIME, f"time {_duration(row.ended - row.begun)}"))
         if (left := _left(run, row)) is not None:
             cells.append((LEFT, f"left {_duration(left)}"))
@@ -257,11 +259,12 @@ def _end(run: Run) -> list[str]:
     return lines + [f"  {line}" for each in said if each for line in str(each).splitlines()]
 
 
-def _counted(run: Run, what: str, number: int) -> str:
-    """How many epochs or steps there were, and are to be, if that is known."""
+def _counted(run: Run, what: str, number: int, width: int = 0) -> str:
+    """How many epochs or steps there were, and are to be, if that is known; ``width`` is of the whole text."""
     planned = run.header.get("planned")
     last = planned.get(f"{what}s") if isinstance(planned, dict) else None
-    return f"{what} {number:,}" + (f"/{_begin(run, what) + last:,}" if type(last) is int else "")
+    counts = f"{number:,}" + (f"/{_begin(run, what) + last:,}" if type(last) is int else "")
+    return f"{what} {counts:>{max(width - len(what) - 1, 0)}}"
 
 
 def _begin(run: Run, what: str) -> int:

@@ -269,6 +269,24 @@ def test_an_epoch_fits_the_width_of_a_terminal(tmp_path, monkeypatch, columns, l
     assert TIMES.sub(r"\1 T", out.getvalue().splitlines()[1]) == line
 
 
+@pytest.mark.parametrize("losses", [(12.5, 0.5, 1e-5), (1e9, 3.0, 2.0), (0.5, 0.25, 0.0)])
+def test_figures_of_epochs_are_below_each_other(tmp_path, monkeypatch, losses):
+    monkeypatch.setenv("COLUMNS", "80")
+    writer = Writer(tmp_path / "log.jsonl")
+    writer.begin(planned={"epochs": 12, "steps": 48}, epoch=0, step=0)
+    for epoch, loss in enumerate(losses * 4, 1):
+        writer.step += 4
+        writer.value("train/loss", loss, epoch=epoch)
+        writer.value("val/loss", 0.5, phase="val", epoch=epoch)
+    writer.end()
+    out = Terminal()
+    assert main([str(tmp_path)], out) == 0
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("epoch")]
+    assert len(lines) == 12
+    assert len({(line.index("train/loss"), line.index("val/loss"), line.index("time")) for line in lines}) == 1
+    assert max(map(len, lines)) <= 80
+
+
 @pytest.mark.parametrize("command", [COMMAND, [sys.executable, "-m", "loopkit", "watch"]])
 def test_a_closed_output_is_no_error(tmp_path, command):
     writer = Writer(tmp_path / "log.jsonl")
