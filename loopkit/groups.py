@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from loopkit.base.words import nearest, some
+from loopkit.errors import ArgumentError
 
 __all__ = ["auto_fused", "param_groups"]
 __dir__ = __all__.copy
@@ -146,12 +148,18 @@ def auto_fused(
         options: Its options, except ``fused``.
 
     Raises:
+        ArgumentError: ``cls`` is no class.
         ValueError: ``fused`` is among the options.
 
     Example::
 
         Learner(model, loss_fn, auto_fused(torch.optim.AdamW, lr=1e-3))
     """
+    if not callable(cls):
+        raise ArgumentError(
+            f"auto_fused was given {cls if isinstance(cls, str) else type(cls).__name__!r}, which is no class: give "
+            f"the class and its options, such as auto_fused(torch.optim.AdamW, lr=1e-3)"
+        )
     if "fused" in options:
         raise ValueError(f"auto_fused(fused={options['fused']!r}): it decides this itself; leave it out")
     has_fused = "fused" in inspect.signature(cls).parameters
@@ -162,7 +170,7 @@ def auto_fused(
             return cls(params, fused=True, **options)  # type: ignore[call-arg]
         return cls(params, **options)
 
-    factory.__name__ = factory.__qualname__ = f"auto_fused({cls.__name__})"
+    factory.__name__ = factory.__qualname__ = f"auto_fused({getattr(cls, '__name__', type(cls).__name__)})"
     return factory
 
 
@@ -192,25 +200,45 @@ def _fused_differs(cls: type[torch.optim.Optimizer], params: list[Any], options:
         own = {**options, **{key: value for key, value in group.items() if key not in ("params", "name")}}
         tensors = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
         for kind in {(p.device, p.dtype) for p in tensors}:
-            one, other = (_stepped(cls, *kind, {**own, "fused": fused}) for fused in (True, None))
-            if not all(map(torch.equal, one, other)):
-                return True
+            for small in (False, True):
+                one, other = (_stepped(cls, *kind, {**own, "fused": fused}, small=small) for fused in (True, None))
+                if len(one) != len(other) or not all(map(torch.equal, one, other)):
+                    return True
     return False
 
 
 def _stepped(
-    cls: type[torch.optim.Optimizer], device: torch.device, dtype: torch.dtype, options: Mapping[str, Any]
+    cls: type[torch.optim.Optimizer],
+    device: torch.device,
+    dtype: torch.dtype,
+    options: Mapping[str, Any],
+    *,
+    small: bool,
 ) -> list[torch.Tensor]:
-    """Parameters after some steps from the same values and gradients."""
+    """Parameters and the optimizer's state after some steps from the same values and gradients.
+
+    Args:
+        cls: The class of the optimizer.
+        device: Of the parameters.
+        dtype: Of the parameters.
+        options: Of the optimizer.
+        small: Begin with parameters as small as an update: added to a large one, its last bits are lost.
+    """
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(6, size, generator=generator).to(device, dtype) for size in SIZES]
     made = [each[0].clone().requires_grad_() for each in drawn]
     optimizer = cls(made, **options)
+    if small:
+        with torch.no_grad():
+            for each in made:
+                each.mul_(optimizer.param_groups[0]["lr"])
     for step in range(1, 6):
         for parameter, each in zip(made, drawn, strict=True):
             parameter.grad = each[step].clone()
         optimizer.step()
-    return [each.detach() for each in made]
+    held = [(str(name), value) for each in made for name, value in optimizer.state[each].items()]
+    states = [value.cpu() for _, value in sorted(held, key=itemgetter(0)) if isinstance(value, torch.Tensor)]
+    return [*(each.detach() for each in made), *states]
 
 
 def _listed(params: Any) -> list[Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, AdamW, RAdam
 
 from loopkit import Learner
+from loopkit.errors import ArgumentError
 from loopkit.groups import auto_fused, covers, matches, named_modules, nothing_matches, param_groups
 
 
@@ -191,6 +194,18 @@ def test_auto_fused_refuses_fused():
         auto_fused(SGD, fused=True)
 
 
+def test_auto_fused_takes_a_class_with_options():
+    optimizer = auto_fused(partial(SGD, momentum=0.9), lr=0.1)([nn.Parameter(torch.zeros(1))])
+    assert optimizer.defaults["fused"]
+    assert optimizer.defaults["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("cls", ["SGD", SGD([nn.Parameter(torch.zeros(1))]), None])
+def test_auto_fused_of_no_class_shows_the_call(cls):
+    with pytest.raises(ArgumentError, match=r"is no class: .*auto_fused\(torch.optim.AdamW, lr=1e-3\)"):
+        auto_fused(cls, lr=0.1)
+
+
 def test_auto_fused_on_no_parameters_raises_as_torch_does():
     with pytest.raises(ValueError, match="empty parameter list"):
         auto_fused(SGD, lr=0.1)([])
@@ -202,14 +217,18 @@ def test_auto_fused_on_no_parameters_raises_as_torch_does():
         (torch.optim.SGD, {"lr": 0.1}),
         (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.01}),
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (torch.optim.SGD, {"lr": 1e-6, "momentum": 0.9}),
         (torch.optim.Adam, {"lr": 0.01}),
+        (torch.optim.Adam, {"lr": 1e-7}),
+        (torch.optim.Adagrad, {"lr": 1e-7}),
         (torch.optim.AdamW, {"lr": 0.01}),
         (torch.optim.Adagrad, {"lr": 0.1}),
     ],
 )
-def test_optimizer_that_is_fused_where_the_bits_allow_has_the_bits_of_the_default(cls, options):
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_optimizer_that_is_fused_where_the_bits_allow_has_the_bits_of_the_default(cls, options, scale):
     generator = torch.Generator().manual_seed(3)
-    values = [torch.randn(size, generator=generator) for size in (5, 64, 4097)]
+    values = [scale * torch.randn(size, generator=generator) for size in (5, 64, 4097)]
     grads = [[torch.randn(each.shape, generator=generator) for each in values] for _ in range(10)]
     ends = []
     for make in (cls, None):
@@ -219,7 +238,8 @@ def test_optimizer_that_is_fused_where_the_bits_allow_has_the_bits_of_the_defaul
             for parameter, grad in zip(params, each, strict=True):
                 parameter.grad = grad.clone()
             optimizer.step()
-        ends.append(params)
+        states = [optimizer.state[each] for each in params]
+        ends.append([*params, *(each[name] for each in states for name in sorted(each) if each[name] is not None)])
     assert all(map(torch.equal, *ends))
     if cls is torch.optim.SGD and "momentum" not in options and torch.backends.cpu.get_cpu_capability() != "DEFAULT":
         assert optimizer.defaults["fused"]

@@ -35,7 +35,7 @@ def count_samples(batch: Any) -> int:
     """
     if type(batch) in (tuple, list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim and len(batch[0]):
         return len(batch[0])
-    found = _leading(batch)
+    found = known_samples(batch)
     return 1 if found is None else found
 
 
@@ -54,8 +54,12 @@ def odd_lengths(batch: Any) -> tuple[int, int] | None:
     return None
 
 
-def _leading(value: Any) -> int | None:
-    """Return the samples of a value, looked for in order and depth first; 0 if all its tensors are empty."""
+def known_samples(value: Any) -> int | None:
+    """Return the samples of a batch, looked for in order and depth first.
+
+    Returns:
+        0 if all its tensors are empty; None without any.
+    """
     graphs = getattr(value, "num_graphs", None)
     if type(graphs) is int:
         return graphs
@@ -75,7 +79,7 @@ def _leading_of_parts(value: Any) -> int | None:
         return len(value[0])
     found = None
     for _, part in parts(value):
-        held = _leading(part)
+        held = known_samples(part)
         if held:
             return held
         found = held if found is None else found
@@ -101,7 +105,7 @@ def _has_one_each(other: Any, tensors: Any) -> bool | None:
         return other.shape[0] == len(tensors) and lengths != {len(tensors)}
     if type(other) not in (tuple, list) or len(other) != len(tensors):
         return None
-    return {_leading(each) for each in other} != lengths or all(isinstance(each, Mapping) for each in other)
+    return {known_samples(each) for each in other} != lengths or all(isinstance(each, Mapping) for each in other)
 
 
 def leaves(value: Any) -> Iterator[Any]:

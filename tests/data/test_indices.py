@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import time
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from distributed.processes import run
 from helpers import make_learner, on
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from loopkit import Learner
 from loopkit.data import LoaderError, ResumableSampler, TensorLoader
@@ -124,6 +125,90 @@ def test_step_of_data_without_indices_says_so():
     learner = make_learner(on("step_end", lambda step: step.indices))
     with pytest.raises(StepStateError, match=r"step.indices is not set: the data does not know its samples"):
         learner.evaluate([(torch.randn(2, 3), torch.randn(2, 1))])
+
+
+class Slow(Dataset):
+    """Samples of which the first take long, so that another worker is done before."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        if index < 2:
+            time.sleep(0.2)
+        return torch.tensor([float(index)])
+
+
+class Turned(DataLoader):
+    """Batches in another order than the sampler's."""
+
+    def __iter__(self):
+        return reversed(list(super().__iter__()))
+
+
+def odd_only(samples):
+    return torch.stack([each for each in samples if each % 2])
+
+
+UNKNOWN = {
+    "any order": lambda: DataLoader(Slow(), 4, num_workers=2, in_order=False),
+    "any order, resumable": lambda: DataLoader(
+        Slow(), 4, num_workers=2, in_order=False, sampler=ResumableSampler(SAMPLES, seed=1)
+    ),
+    "own iteration": lambda: Turned(TensorDataset(torch.arange(float(SAMPLES))), 4),
+}
+FILTERED = {
+    "collate": lambda: DataLoader(torch.arange(22.0)[:, None], 4, collate_fn=odd_only),
+    "collate, resumable": lambda: DataLoader(
+        torch.arange(22.0)[:, None], 4, collate_fn=odd_only, sampler=ResumableSampler(22)
+    ),
+    "map": lambda: TensorLoader(torch.arange(22.0)[:, None], batch_size=4).map(lambda batch: batch[:3]),
+    "map that repeats": lambda: TensorLoader(torch.arange(22.0)[:, None], batch_size=4).map(lambda b: b.repeat(2, 1)),
+}
+
+
+def indices_of(data):
+    learner = make_learner()
+    learner.model.forward = lambda x: (x[0] if isinstance(x, list) else x).float()
+    return list(learner.predict_batches(data, indices=True))
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_data_in_another_order_than_their_sampler_has_no_indices(kind):
+    with pytest.raises(StepStateError, match=r"the data does not know its samples: \w+ has (in_order=False|its own)"):
+        indices_of(UNKNOWN[kind]())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_order_that_one_worker_keeps_is_known(workers):
+    data = DataLoader(Slow(), 4, num_workers=workers, in_order=False)
+    assert [each.tolist() for each, _ in indices_of(data)][:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("kind", FILTERED)
+def test_batch_of_other_samples_than_the_data_took_has_no_indices(kind):
+    with pytest.raises(StepStateError, match=r"its batch counts \d samples, and the data made it of 4"):
+        indices_of(FILTERED[kind]())
+
+
+COUNTED = {
+    "sequences": (torch.zeros(5, 4, 1), lambda batch: batch.shape[1]),
+    "nodes": (torch.zeros(4, 1), lambda batch: 9),
+    "texts": (["a", "b", "c", "d"], None),
+}
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_batch_whose_count_may_be_that_of_the_indices_has_them(kind):
+    batch, count = COUNTED[kind]
+    data = DataLoader(Slow(), 4, collate_fn=lambda samples: batch, drop_last=True)
+    if count is not None:
+        data.count_samples = count
+    learner = make_learner(on("step_begin", lambda step: seen.append(step.indices.tolist())))
+    learner.model.forward = lambda x: torch.zeros(4, 1)
+    seen = []
+    learner.predict(data)
+    assert seen[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 # The example

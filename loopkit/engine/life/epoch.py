@@ -220,9 +220,9 @@ class Epoch(Stores):
         """The batches of the data that the epoch was given, from where a saved state was."""
         return self._life.data.batches(self)
 
-    def indices(self, step: int) -> Tensor | None:
-        """Which samples the batch of a step, the last one, holds; None if the data does not know."""
-        return indices_of(self.data, step)
+    def indices(self, step: Step) -> Tensor | str:
+        """Which samples the batch of a step, the last one, holds; where that is not known, the reason."""
+        return indices_of(self.data, step.index, step.batch, step.samples)
 
     def key(self) -> str:
         """Where in a fit it is run by a hook: in which epoch, of which phase, for the how-manieth time."""

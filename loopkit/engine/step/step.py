@@ -167,15 +167,15 @@ class Step:
             if name.startswith("__"):
                 raise AttributeError(name)
             phase = self.frame.phase
-            if name == "indices" and (indices := self.frame.epoch.indices(self.index)) is not None:
-                self.indices = indices
-                return indices
-            if name in SET_BEFORE:
+            if name == "indices":
+                when = self.frame.epoch.indices(self)
+                if isinstance(when, Tensor):
+                    self.indices = when
+                    return when
+            elif name in SET_BEFORE:
                 when = f"the phase sets it in its step, before {SET_BEFORE[name]}; listen to that event or a later one"
             elif name == "seed":
                 when = "it exists from backward_begin on"
-            elif name == "indices":
-                when = "the data does not know its samples; a TensorLoader or ResumableSampler does"
             elif name == "total_loss":
                 when = "it exists from backward_end on"
             elif name in ("optimizer_name", "optimizer", "params"):

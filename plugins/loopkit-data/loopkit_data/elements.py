@@ -71,6 +71,11 @@ class _Batched:
         self.drop_last = drop_last
         self.collate = collate
 
+    @property
+    def source(self) -> Any:
+        """The samples, which may have a function ``count_samples``."""
+        return self.elements
+
     def __repr__(self) -> str:
         return f"batched({describe(self.elements)}, {self.batch_size})"
 

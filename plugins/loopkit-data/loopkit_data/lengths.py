@@ -245,6 +245,11 @@ class _Counted:
         """Batches that were taken since the data was begun."""
         self._loaded = False
 
+    @property
+    def source(self) -> Any:
+        """The data whose batches they are."""
+        return self._data
+
     def __len__(self) -> int:
         return self._steps if self._endless or not hasattr(self._data, "__len__") else min(self._steps, len(self._data))
 

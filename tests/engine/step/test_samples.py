@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 import torch
 from helpers import make_learner, on
+from loopkit_data import batched, limit, per_epoch
 from torch import nn
+from tqdm import tqdm
 
 from loopkit import TrainingPhase, ValidationPhase
 from loopkit.base.batches import count_samples, odd_lengths
+from loopkit.data import Prefetch, from_function
 from loopkit.errors import PhaseInputError
 from loopkit.plugins import Metrics
 
@@ -238,6 +241,37 @@ class Last(TrainingPhase):
 def test_function_of_the_data_counts_the_samples(make):
     learner = make_learner(phases=[Last()])
     learner.fit(make(), epochs=1)
+    assert learner.progress.samples == 8
+
+
+WRAPPERS = {
+    "limit": lambda loader: limit(loader, 2),
+    "limit of a list": lambda loader: limit(Counting([LONG, SHORT]), 2),
+    "per_epoch": lambda loader: per_epoch(loader, 2),
+    "prefetch": lambda loader: Prefetch(loader, "cpu"),
+    "map": lambda loader: loader.map(lambda batch: batch),
+    "several": lambda loader: limit(Prefetch(loader.map(lambda batch: batch), "cpu"), 2),
+    "batched": lambda loader: limit(batched(Counting([5, 3]), 1, collate=lambda each: (LONG, SHORT)[each[0] < 4]), 2),
+    "bar": lambda loader: tqdm(Counting([LONG, SHORT]), disable=True),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_loaders_around_another_count_by_its_function(kind):
+    loader = from_function(2, lambda index: (LONG, SHORT)[index])
+    loader.count_samples = lambda batch: batch[0].shape[1]  # type: ignore[attr-defined]
+    learner = make_learner(phases=[Last()])
+    learner.fit(WRAPPERS[kind](loader), epochs=1)
+    assert learner.progress.samples == 8
+
+
+def test_function_of_the_loader_around_goes_before_that_of_the_inner_one():
+    loader = from_function(2, lambda index: (LONG, SHORT)[index])
+    loader.count_samples = lambda batch: 1  # type: ignore[attr-defined]
+    outer = loader.map(lambda batch: batch)
+    outer.count_samples = lambda batch: batch[0].shape[1]  # type: ignore[attr-defined]
+    learner = make_learner(phases=[Last()])
+    learner.fit(outer, epochs=1)
     assert learner.progress.samples == 8
 
 

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from loopkit.base import generators
-from loopkit.base.batches import length_of
+from loopkit.base.batches import known_samples, length_of
 from loopkit.base.facts import fact
 from loopkit.base.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 from loopkit.base.notes import warn
@@ -555,14 +555,61 @@ def _samples_used(data: DataLoader[Any], sampler: ResumableSampler, steps: int) 
     return sampler.start + (steps - before) * (_batch_size(data) or 1)
 
 
-def indices_of(data: Any, step: int) -> Tensor | None:
-    """Which samples the batch of the running epoch's step holds; None if the data does not know."""
-    if isinstance(data, Loader):
-        return data.indices
+def indices_of(data: Any, step: int, batch: Any, samples: int) -> Tensor | str:
+    """Which samples the batch of the running epoch's step holds; where that is not known, the reason.
+
+    Args:
+        data: The data of the epoch.
+        step: The index of the step, the last one.
+        batch: Its batch.
+        samples: How many samples that counts.
+    """
+    if reason := _unknown_order(data):
+        return reason
+    found = data.indices if isinstance(data, Loader) else _indices_of_sampler(data, step)
+    if found is None:
+        return UNKNOWN
+    counted = known_samples(batch)
+    if counted is None or len(found) in (samples, counted):
+        return found
+    return (
+        f"its batch counts {samples} samples, and the data made it of {len(found)}, so some were left out or added. "
+        f"If it has {len(found)}, give the loader loader.count_samples = lambda batch: ...; otherwise put the index "
+        f"into each sample"
+    )
+
+
+UNKNOWN = "the data does not know its samples; a TensorLoader or ResumableSampler does"
+ITERATIONS = ("torch.", "torchdata.", "loopkit.")
+"""Modules whose loaders give the batches of their samplers, each once and in their order."""
+
+
+def _unknown_order(data: Any) -> str:
+    """Why a ``DataLoader`` may give other batches than its sampler, or in another order; empty if it does not."""
+    if not isinstance(data, DataLoader):
+        return ""
+    if data.num_workers > 1 and not getattr(data, "in_order", True):
+        return (
+            f"the data does not know its samples: {_name(data)} has in_order=False, and its workers give batches in "
+            f"any order; use in_order=True"
+        )
+    owner = next(each for each in type(data).__mro__ if "__iter__" in vars(each))
+    if not f"{owner.__module__}.".startswith(ITERATIONS):
+        return (
+            f"the data does not know its samples: {owner.__name__} has its own __iter__, which may give batches in "
+            f"another order; use a DataLoader, or put the index into each sample"
+        )
+    return ""
+
+
+def _indices_of_sampler(data: Any, step: int) -> Tensor | None:
+    """Which samples a step holds of a ``DataLoader`` whose sampler is known; None for other data."""
     sampler = _sampler(data)
-    size = None if sampler is None else _batch_size(data)
-    if sampler is None or size is None:
-        return _in_order(data, step) if sampler is None else None
+    if sampler is None:
+        return _in_order(data, step)
+    size = _batch_size(data)
+    if size is None:
+        return None
     epoch, start, before = _resumed.get(sampler, (-1, -1, 0))
     return sampler.indices(step - (before if (epoch, start) == (sampler.epoch, sampler.start) else 0), size)
 
