@@ -15,6 +15,7 @@ from loopkit.base.raw import raw
 from loopkit.base.tabular import aligned, count_of_bytes, html, paragraph
 from loopkit.base.words import is_count, nearest
 from loopkit.checkpoint import bundle, disk, encoding, processes, storage, streams, structure, tensors
+from loopkit.checkpoint.failures import JointError, is_passing
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.manifest import CHECKPOINT_NAME, MANIFEST, FileInfo, decode_manifest, in_bytes
 from loopkit.checkpoint.place import Place
@@ -62,6 +63,7 @@ __all__ = [
     "Every",
     "FileInfo",
     "Hook",
+    "JointError",
     "Lock",
     "Member",
     "Place",
@@ -107,6 +109,7 @@ __all__ = [
     "in_bytes",
     "is_better",
     "is_count",
+    "is_passing",
     "is_sum",
     "late",
     "learning_rates",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -101,6 +102,9 @@ class StateError(LoopkitError, ValueError):
 
 class CheckpointError(LoopkitError, OSError):
     """A checkpoint cannot be written, found or used."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {**vars(self), "errno": self.errno}  # else another process would not know it
 
 
 class CorruptCheckpointError(CheckpointError):

@@ -11,6 +11,10 @@ LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, e
 """Errors of the operating system that do not go away by themselves: no space, read-only, no rights."""
 
 
+class JointError(CheckpointError):
+    """A save that several processes make together has failed in one of them; it is raised in all of them."""
+
+
 class Failures:
     """The saves that have failed in a row.
 
@@ -24,9 +28,7 @@ class Failures:
 
     def bear(self, error: BaseException) -> None:
         """Warn of a save that has failed and that is tried again; else raise its error."""
-        passing = isinstance(error, CheckpointError) and not isinstance(error, CorruptCheckpointError)
-        number = error.errno if isinstance(error, CheckpointError) else None
-        if not passing or number is None or number in LASTING or self._count >= self._retries:
+        if not is_passing(error) or self._count >= self._retries:
             raise error
         self._count += 1
         warn(f"a save failed and is tried again ({self._count} of {self._retries} times): {error}")
@@ -34,3 +36,10 @@ class Failures:
     def forget(self) -> None:
         """A save has succeeded."""
         self._count = 0
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether a save that failed so may succeed if it is made again."""
+    if not isinstance(error, CheckpointError) or isinstance(error, CorruptCheckpointError):
+        return False
+    return error.errno is not None and error.errno not in LASTING

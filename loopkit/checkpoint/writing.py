@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from loopkit.base.notes import warn
 from loopkit.checkpoint.background import Snapshot, Writer
-from loopkit.checkpoint.failures import Failures
+from loopkit.checkpoint.failures import Failures, JointError
 
 if TYPE_CHECKING:
     from loopkit.checkpoint.bundle import Contents
@@ -19,7 +19,8 @@ class Writing:
     Args:
         background: Write in a thread, from a copy of the state in main memory.
         retries: How many writes in a row may fail.
-        everywhere: Other processes write parts of the same checkpoint, so that each failure raises at once.
+        everywhere: Other processes write parts of the same checkpoint: a failure that they do not know of raises at
+            once.
     """
 
     def __init__(self, background: bool, retries: int, everywhere: bool) -> None:
@@ -92,6 +93,6 @@ class Writing:
 
     def _bear(self, error: BaseException) -> None:
         """Warn of a write that has failed, or raise its error."""
-        if self._everywhere:  # the other processes could not know
+        if self._everywhere and not isinstance(error, JointError):  # the other processes do not know of it
             raise error
         self._failures.bear(error)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
-from loopkit.author import FileInfo, bundle, sharded, storage, streams
+from loopkit.author import FileInfo, JointError, bundle, is_passing, sharded, storage, streams
 from loopkit.checkpoint import Manifest
 from loopkit.errors import CheckpointError, LoopkitError, StateError
 from loopkit_sharded.parts import Chunk, Sharded, file_of, take_out, written_index
@@ -204,8 +204,17 @@ def write(
         with writer.open():
             save({}, storage_writer=writer, planner=_Planner(contents), process_group=group)
     except CheckpointException as error:
-        rank, (cause, _) = min(error.failures.items())
-        kind = type(cause) if isinstance(cause, LoopkitError) else CheckpointError
-        text = str(cause) if isinstance(cause, LoopkitError) else f"{type(cause).__name__}: {cause}"
-        raise kind(f"rank {rank}: {text}") from cause
+        raise _joint(error) from error
     return writer.manifest
+
+
+def _joint(error: CheckpointException) -> LoopkitError:
+    """Return what all processes raise: the first failure that does not pass by itself, else the first one."""
+    failures = sorted(((rank, cause) for rank, (cause, _) in error.failures.items()), key=lambda each: each[0])
+    rank, cause = next(((rank, each) for rank, each in failures if not is_passing(each)), failures[0])
+    if isinstance(cause, LoopkitError) and type(cause) is not CheckpointError:
+        return type(cause)(f"rank {rank}: {cause}")
+    text = str(cause) if isinstance(cause, LoopkitError) else f"{type(cause).__name__}: {cause}"
+    joint = JointError(f"rank {rank}: {text}")
+    joint.errno = getattr(cause, "errno", None)
+    return joint

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import shutil
 import signal
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -288,6 +290,63 @@ def test_failure_of_one_process_is_that_of_all_and_leaves_the_save_before(tmp_pa
     run(fails, 2, tmp_path, timeout=LIMIT)
     assert [each.number for each in listing(tmp_path)] == [1]
     assert [name for name in os.listdir(tmp_path) if name.startswith(".tmp")] == []
+
+
+class Once:
+    """One call of the second save fails in one process, or each of all that follow."""
+
+    def __init__(self, learner, call, number, times):
+        self.learner, self.call, self.number, self.left = learner, call, number, times
+
+    @hookimpl
+    def epoch_begin(self):
+        if self.learner.progress.epochs == 1:
+            self.learner.plugins["checkpoint"]._writer.join()  # the first save has ended
+            disk.system = Dies(self.call, self.fail)
+
+    def fail(self):
+        if self.left:
+            self.left -= 1
+            raise OSError(self.number, os.strerror(self.number))
+
+
+def fails_and_goes_on(rank, directory, victim, call, number, times, background):
+    learner = make(directory=directory, keep=9, options=SaveOptions(background=background, at_end=False))
+    if rank == victim:
+        learner.add(Once(learner, call, number, times))
+    error = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            learner.fit(loader(2), epochs=5)
+        except CheckpointError as raised:
+            error = str(raised)
+    return error, [str(each.message) for each in caught if "save failed" in str(each.message)]
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
+@pytest.mark.parametrize(
+    ("victim", "call", "number"),
+    [(0, "rename", "EIO"), (1, "open", "ESTALE"), (1, "fsync", "EIO"), (0, "mkdir", "EIO")],
+)
+def test_save_that_fails_once_in_one_process_is_tried_again_by_all(tmp_path, victim, call, number, background):
+    for error, warned in run(
+        fails_and_goes_on, 2, tmp_path, victim, call, getattr(errno, number), 1, background, timeout=LIMIT
+    ):
+        assert error is None
+        (text,) = warned
+        assert re.match(rf"a save failed and is tried again \(1 of 2 times\): rank {victim}: .*{number}", text)
+    assert [each.about["progress"]["epochs"] for each in listing(tmp_path)] == [5, 4, 3, 1]
+
+
+@pytest.mark.parametrize(("number", "times", "warned_of"), [("EIO", 99, 2), ("ENOSPC", 1, 0)])
+def test_save_that_fails_too_often_or_for_good_ends_the_run_in_all_processes(tmp_path, number, times, warned_of):
+    for error, warned in run(
+        fails_and_goes_on, 2, tmp_path, 1, "fsync", getattr(errno, number), times, False, timeout=LIMIT
+    ):
+        assert "rank 1: cannot write" in error
+        assert number in error
+        assert len(warned) == warned_of
 
 
 def resumes(rank, directory):
