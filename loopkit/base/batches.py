@@ -184,6 +184,19 @@ def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
     return value
 
 
+WRAPPED = ("source", "iterable")
+"""The attributes in which loaders around another one, such as ``tqdm(loader)``, have it."""
+
+
+def wrapped(data: Any) -> list[Any]:
+    """The data, and the data inside, from the outermost on, that they wrap."""
+    found: list[Any] = []
+    while data is not None and not any(data is each for each in found):
+        found.append(data)
+        data = next((inner for name in WRAPPED if (inner := getattr(data, name, None)) is not None), None)
+    return found
+
+
 def length_of(data: Any) -> int | None:
     """``len(data)``; None where there is none, or where it says that it does not know."""
     try:

@@ -234,6 +234,8 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
         if data.shares.size > 1:
             return _checked(data, data.rank, data.shares.size, rank, size), ""
         own = data.shard(rank, size, tail, LEAST if training else 1)
+        if own.shares.size != size:  # its epochs have a number of steps, which each process takes
+            return own, f"{_name(data)}: {len(own)} steps in each of {size} processes"
         return own, f"{_name(data)}: {_steps(own.shares, 'batches' if 'batches' in own.state_dict() else 'samples')}"
     if not isinstance(data, DataLoader):
         raise _refused(

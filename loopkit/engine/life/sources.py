@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from loopkit.base.batches import describe, length_of
+from loopkit.base.batches import describe, length_of, wrapped
 from loopkit.base.notes import warn
 from loopkit.data import Loader
 from loopkit.errors import EmptyDataError, ExhaustedIteratorError, PhaseInputError, PluginError
@@ -92,17 +92,29 @@ class Source:
             first: It was the first epoch over this data.
         """
         if steps == 0:
-            if hasattr(data, "__next__") and not first:
-                raise ExhaustedIteratorError(
-                    f"the data of phase {self.phase.name!r} is a {type(data).__name__} that an earlier epoch used up: "
-                    f"give something that can be iterated again, or a function that returns a new iterator"
-                )
+            if not first:
+                self._raise_used_up(data)
             raise EmptyDataError(f"the data of phase {self.phase.name!r} gave no batch ({type(data).__name__})")
         if length is not None and steps != length:
             warn(
                 f"len() of the data of phase {self.phase.name!r} is {length}, but it gave {steps} batches; {steps} "
                 f"counts"
             )
+
+    def _raise_used_up(self, data: Any) -> NoReturn:
+        """Raise for data without a batch, over which an earlier epoch had some."""
+        once = [each for each in wrapped(data) if hasattr(each, "__next__")]
+        again = "give something that can be iterated again, or a function that returns a new iterator"
+        if not once:
+            raise ExhaustedIteratorError(
+                f"the data of phase {self.phase.name!r} gave no batch ({type(data).__name__}), and an earlier epoch "
+                f"had some: if there is an iterator in it, {again}"
+            )
+        verb = "is" if once[0] is data else "holds"
+        raise ExhaustedIteratorError(
+            f"the data of phase {self.phase.name!r} {verb} a {type(once[0]).__name__} that an earlier epoch "
+            f"used up: {again}"
+        )
 
 
 def named_if_endless(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loopkit.base.batches import count_samples, describe, odd_lengths
+from loopkit.base.batches import count_samples, describe, odd_lengths, wrapped
 from loopkit.base.notes import locate
 from loopkit.engine.kept.data.data_check import Seen
 from loopkit.errors import PhaseInputError
@@ -50,8 +50,9 @@ class Samples:
 
     def consider(self, plugins: Iterable[Any], data: Any) -> None:
         """See whether the phase or a plugin takes batches without samples, and whether the data count their own."""
-        if self.tensor is not None and (counting := _counting(data)) is not None:
-            self._count_by(counting, "count_samples")
+        counting = [each for each in wrapped(data) if getattr(each, "count_samples", None) is not None]
+        if self.tensor is not None and counting:
+            self._count_by(counting[0], "count_samples")
         takers = (self._phase, *map(unwrapped, plugins))
         self.takes_empty = any(getattr(each, "takes_empty", False) for each in takers)
 
@@ -93,21 +94,6 @@ class Samples:
             locate(error, f"in {self._where.rpartition('.')[2]} of phase {self._phase.name!r}, as a batch came")
             raise
         return samples
-
-
-WRAPPED = ("source", "iterable")
-"""The attributes in which loaders around another one, such as ``tqdm(loader)``, have it."""
-
-
-def _counting(data: Any) -> Any:
-    """Return the data, or the first within it that it wraps, with a function ``count_samples``; None without one."""
-    seen: list[Any] = []
-    while data is not None and not any(data is each for each in seen):
-        if getattr(data, "count_samples", None) is not None:
-            return data
-        seen.append(data)
-        data = next((getattr(data, name) for name in WRAPPED if getattr(data, name, None) is not None), None)
-    return None
 
 
 def _is_even_pair(batch: Any) -> bool:

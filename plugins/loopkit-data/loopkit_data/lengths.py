@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from loopkit.author import Shares, describe, is_count
 from loopkit.data import Loader, LoaderError, ResumableSampler
-from loopkit.errors import EmptyDataError
+from loopkit.errors import EmptyDataError, ExhaustedIteratorError
 
 
 def limit(loader: Any, steps: float) -> Any:
@@ -30,7 +30,8 @@ def limit(loader: Any, steps: float) -> Any:
 
     Raises:
         LoaderError: ``steps`` is no count and no part, it is a part of data without a length or less than a batch, or
-            the loader is shuffled by a generator whose place cannot be saved.
+            the loader is shuffled by a generator whose place cannot be saved, or cannot be iterated.
+        ExhaustedIteratorError: A second epoch begins over an iterator that can be used once.
 
     Example::
 
@@ -39,7 +40,11 @@ def limit(loader: Any, steps: float) -> Any:
         >>> len(few), [batch.tolist() for batch in few]
         (2, [[0, 1], [2, 3]])
     """
-    part = Fraction(str(steps)) if isinstance(steps, float) and 0 < steps < 1 else None
+    if isinstance(steps, float) and not 0 < steps < 1:
+        raise LoaderError(
+            f"limit: steps is {steps!r}: it is a whole number, from 1, or a part of an epoch between 0 and 1"
+        )
+    part = Fraction(str(steps)) if isinstance(steps, float) else None
     count = _count(steps) if part is None else _part_of(loader, part)
     if isinstance(loader, Loader):
         return _Limited(loader, count, part)
@@ -237,6 +242,9 @@ class _Counted:
                 f"{describe(data)} is shuffled by a generator whose place cannot be saved: give it "
                 f"sampler=ResumableSampler(dataset)"
             )
+        if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
+            hint = "; call the function, or train on a function around it: lambda: limit(f(), 10)" * callable(data)
+            raise LoaderError(f"{describe(data)} cannot be iterated: give an iterable of batches{hint}")
         self._data, self._steps, self._endless = data, _count(steps), endless
         self._batches: Iterator[Any] | None = None
         self.position = 0
@@ -244,6 +252,8 @@ class _Counted:
         self.taken = 0
         """Batches that were taken since the data was begun."""
         self._loaded = False
+        self._begun = False
+        """Whether an iterator of the data was made, of which there may be only one."""
 
     @property
     def source(self) -> Any:
@@ -251,7 +261,12 @@ class _Counted:
         return self._data
 
     def __len__(self) -> int:
-        return self._steps if self._endless or not hasattr(self._data, "__len__") else min(self._steps, len(self._data))
+        if self._endless or (length := _length_of(self._data)) is None:
+            return self._steps
+        return min(self._steps, length)
+
+    def __repr__(self) -> str:
+        return f"{'per_epoch' if self._endless else 'limit'}({describe(self._data)}, {self._steps})"
 
     def __iter__(self) -> Iterator[Any]:
         if not self._loaded:
@@ -277,6 +292,13 @@ class _Counted:
     def _next(self) -> Any:
         if self._batches is None:
             self._batches = iter(self._data)
+            if self._begun and (once := _iterator_in(self._data)) is not None:
+                continues = "" if self._endless else "; per_epoch(stream, steps) continues in the next epoch"
+                raise ExhaustedIteratorError(
+                    f"{self!r} begins again, and a {type(once).__name__} can be used once: give something that can be "
+                    f"iterated again, or a function that returns a new one{continues}"
+                )
+            self._begun = True
             if not _keeps_place(self._data):
                 for _ in range(self.taken):
                     next(self._batches)
@@ -308,6 +330,13 @@ class _Counted:
             (_sampler(self._data) or self._data).load_state_dict(state["data"])
 
 
+def _iterator_in(data: Any) -> Any:
+    """Return the iterator that data are, or wrap; None where there is none."""
+    while data is not None and not hasattr(data, "__next__"):
+        data = getattr(data, "source", getattr(data, "iterable", None))
+    return data
+
+
 def _sampler(data: Any) -> ResumableSampler | None:
     sampler = data.sampler if isinstance(data, DataLoader) else None
     return sampler if isinstance(sampler, ResumableSampler) else None
@@ -318,14 +347,21 @@ def _keeps_place(data: Any) -> bool:
     return named or _sampler(data) is not None
 
 
+def _length_of(data: Any) -> int | None:
+    """``len(data)``; None where it is unknown."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def _part_of(loader: Any, part: Fraction) -> int:
     """How many batches are so large a part of an epoch, rounded down."""
-    try:
-        length = len(loader)
-    except (TypeError, NotImplementedError) as error:
+    length = _length_of(loader)
+    if length is None:
         raise LoaderError(
             f"limit takes {float(part)} of {describe(loader)}, which has no len(): give a number of batches"
-        ) from error
+        )
     if not (count := math.floor(part * length)):
         raise LoaderError(
             f"limit takes {float(part)} of {length} batches, which is less than one: give limit(loader, 1)"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sized
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from loopkit.author import describe
-from loopkit.errors import PhaseError
+from loopkit.errors import ArgumentError, PhaseError
 
 if TYPE_CHECKING:
     from loopkit import Learner, Phase
@@ -23,7 +26,8 @@ def write_predictions(
     """Predict on one or several loaders, and write a line for each sample: its loader, its index and its outputs.
 
     The file is CSV. It is written batch by batch, so memory does not grow with the data. Floating point outputs are
-    written so that they read back as the same number.
+    written so that they read back as the same number. The file appears when it is complete: until then its name ends
+    in ``.part``.
 
     Args:
         learner: Predicts.
@@ -37,39 +41,105 @@ def write_predictions(
         The file of this process.
 
     Raises:
-        PhaseError: A loader does not know its samples, or the outputs are no tensor with a row for each sample.
+        StepStateError: A loader does not know its samples.
+        PhaseError: The outputs are no dense tensor with a row of the same length for each sample.
+        ArgumentError: There is no folder for the file.
 
     Example::
 
         write_predictions(learner, {"train": train, "val": val}, "predictions.csv")
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise ArgumentError(f"write_predictions: there is no folder {path.parent}: make it, or give another path")
+    if path.is_dir():
+        raise ArgumentError(f"write_predictions: {path} is a folder: give the path of a file in it")
     if learner.world.size > 1:
         path = path.with_stem(f"{path.stem}-{learner.world.rank}")
     named = data if isinstance(data, Mapping) else {"": data}
-    rows = _rows(learner, named, phase)
-    first = next(rows, None)
-    if first is None:
-        raise PhaseError("write_predictions: there are no loaders")
-    columns = ["output"] if len(first) == len(FIXED) + 1 else [f"output {i}" for i in range(len(first) - len(FIXED))]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow([*FIXED, *columns])
-        table.writerow(first)
-        table.writerows(rows)
+    with closing(_rows(learner, named, phase)) as rows:
+        first = next(rows, None)
+        if first is None:
+            raise PhaseError("write_predictions: there are no loaders")
+        _write(path, itertools.chain([first], rows), len(first) - len(FIXED))
     return path
+
+
+def _write(path: Path, rows: Iterable[list[str]], width: int) -> None:
+    """Write the lines beside the file, and put them in its place when they are complete."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow([*FIXED, *(["output"] if width == 1 else [f"output {i}" for i in range(width)])])
+            table.writerows(rows)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 FIXED = ("loader", "index")
 """The first columns."""
 
 
-def _rows(learner: Learner, named: Mapping[str, Any], phase: str | Phase | None) -> Iterator[list[str]]:
+def _rows(learner: Learner, named: Mapping[str, Any], phase: str | Phase | None) -> Generator[list[str], None, None]:
     """Yield a line for each sample."""
+    width: int | None = None
     for name, loader in named.items():
-        for indices, outputs in learner.predict_batches(loader, phase, indices=True):
-            for index, values in zip(indices.tolist(), _texts(outputs), strict=True):
-                yield [name, str(index), *values]
+        where = f"write_predictions, loader {name!r}" if name else "write_predictions"
+        batches = 0
+        with closing(_batches(learner, loader, phase)) as made:
+            for indices, outputs in made:
+                batches += 1
+                texts = _texts(outputs)
+                _check_rows(indices, outputs, texts, where)
+                for index, values in zip(indices.tolist(), texts, strict=True):
+                    width = len(values) if width is None else width
+                    _check_width(index, len(values), width, where)
+                    yield [name, str(index), *values]
+        _check_all(learner, loader, batches, where)
+
+
+def _batches(learner: Learner, loader: Any, phase: str | Phase | None) -> Generator[Any, None, None]:
+    """Yield the indices and outputs of each batch."""
+    yield from learner.predict_batches(loader, phase, indices=True)
+
+
+def _check_rows(indices: Tensor, outputs: Any, texts: list[list[str]], where: str) -> None:
+    """Raise unless the outputs of a batch have a row for each sample."""
+    if len(texts) != len(indices):
+        raise PhaseError(
+            f"{where}: a batch of {len(indices)} samples has outputs {describe(outputs)}, and a line has the outputs "
+            f"of one sample: return a tensor with a row for each sample"
+        )
+
+
+def _check_width(index: int, numbers: int, width: int, where: str) -> None:
+    """Raise for a sample that has another number of outputs than those before it."""
+    if numbers != width:
+        raise PhaseError(
+            f"{where}: sample {index} has {numbers} outputs, and a sample before it has {width}: a file has the same "
+            f"columns in each line. Write a file for each width, or fill up the outputs"
+        )
+
+
+def _check_all(learner: Learner, loader: Any, batches: int, where: str) -> None:
+    """Raise if some batches of a loader had no outputs."""
+    length = None if learner.world.size > 1 or not isinstance(loader, Sized) else _length(loader)
+    if length is not None and batches < length:
+        raise PhaseError(
+            f"{where}: {length - batches} of {length} batches have no outputs, so their samples have no line: let the "
+            f"phase set step.outputs for each batch"
+        )
+
+
+def _length(loader: Sized) -> int | None:
+    """``len(loader)``; None where it is unknown."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _texts(outputs: Any) -> list[list[str]]:
@@ -78,6 +148,12 @@ def _texts(outputs: Any) -> list[list[str]]:
         raise PhaseError(
             f"write_predictions: outputs are {describe(outputs)}, and a line has the numbers of one tensor: take "
             f"learner.predict_batches(loader, indices=True), and write the parts that you need"
+        )
+    if outputs.is_nested or outputs.layout is not torch.strided:
+        form = "nested" if outputs.is_nested else "sparse"
+        raise PhaseError(
+            f"write_predictions: outputs are a {form} tensor, and a line has the numbers of a dense one: return "
+            f"{'outputs.to_padded_tensor(0.0)' if outputs.is_nested else 'outputs.to_dense()'}"
         )
     table = outputs.detach().cpu().flatten(1) if outputs.ndim > 1 else outputs.detach().cpu()[:, None]
     exact = table.float() if table.is_floating_point() and table.element_size() < SINGLE else table

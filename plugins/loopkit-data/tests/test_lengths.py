@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import on
+from helpers import make_learner, on
 from pages import run_page
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from tqdm import tqdm
 
 from loopkit import Learner, Phase
 from loopkit.data import LoaderError, Prefetch, ResumableSampler, TensorLoader, from_function
-from loopkit.errors import EmptyDataError
+from loopkit.data.shards import shard
+from loopkit.errors import EmptyDataError, ExhaustedIteratorError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.plugins import Schedule
 from loopkit.schedules import cosine
-from loopkit_data import Tokens, documents, episodes, in_steps, lengths, limit, per_epoch, split, steps
+from loopkit_data import Tokens, batched, documents, episodes, in_steps, lengths, limit, per_epoch, split, steps
 
 INPUTS = torch.randn(22, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = INPUTS.sum(1, keepdim=True)
@@ -385,3 +387,96 @@ def test_in_steps_of_epochs_that_are_cut_counts_their_samples(loader, samples, s
 def test_in_steps_says_what_it_cannot_count(loader, words):
     with pytest.raises(LoaderError, match=words):
         in_steps(loader(TensorLoader(torch.arange(10), batch_size=4)), samples=10)
+
+
+class OneShot(IterableDataset):
+    """A stream whose iterator is there once."""
+
+    def __init__(self):
+        self.samples = iter([(torch.randn(3), torch.randn(1)) for _ in range(8)])
+
+    def __iter__(self):
+        return self.samples
+
+
+def few():
+    return ((torch.randn(2, 3), torch.randn(2, 1)) for _ in range(5))
+
+
+def singles():
+    return ((torch.randn(3), torch.randn(1)) for _ in range(10))
+
+
+ONCE = {
+    "limit": (lambda: limit(few(), 2), r"limit\(generator, 2\) begins again.*per_epoch\(stream, steps\) continues"),
+    "limit of map": (lambda: limit(map(tuple, few()), 2), "a map can be used once"),
+    "limit of batched": (lambda: limit(batched(singles(), 2), 2), "a generator can be used once"),
+    "limit of a bar": (lambda: limit(tqdm(few(), disable=True), 2), "a generator can be used once"),
+    "per_epoch": (lambda: per_epoch(few(), 4), r"per_epoch\(generator, 4\) begins again"),
+    "batched": (lambda: batched(singles(), 2), "holds a generator that an earlier epoch used up"),
+    "bar": (lambda: tqdm(few(), disable=True), "holds a generator that an earlier epoch used up"),
+    "stream": (lambda: DataLoader(OneShot(), 2), "and an earlier epoch had some: if there is an iterator in it"),
+}
+
+
+@pytest.mark.parametrize("kind", ONCE)
+def test_iterator_within_a_loader_is_named_in_the_second_epoch(kind):
+    make, message = ONCE[kind]
+    make_learner().fit(make(), epochs=1)
+    with pytest.raises(ExhaustedIteratorError, match=message):
+        make_learner().fit(make(), epochs=2)
+    with pytest.raises(ExhaustedIteratorError, match=message):
+        make_learner().fit(list(few()), make(), epochs=2)
+
+
+@pytest.mark.parametrize("kind", ["limit", "batched", "per_epoch"])
+def test_function_that_makes_a_new_iterator_has_all_epochs(kind):
+    learner = make_learner()
+    learner.fit(ONCE[kind][0], epochs=2)
+    assert learner.progress.epochs == 2
+
+
+def test_per_epoch_continues_an_iterator():
+    learner = make_learner()
+    learner.fit(per_epoch(few(), 2), epochs=2)
+    assert learner.progress.updates == 4
+
+
+@pytest.mark.parametrize("make", [limit, per_epoch])
+@pytest.mark.parametrize("data", [5, None, few])
+def test_data_that_cannot_be_iterated_raise(make, data):
+    with pytest.raises(LoaderError, match="cannot be iterated: give an iterable of batches"):
+        make(data, 2)
+
+
+@pytest.mark.parametrize("part", [0.0, 1.0, 1.5, -0.5, float("nan")])
+def test_part_that_is_none_raises(part):
+    with pytest.raises(LoaderError, match=r"a whole number, from 1, or a part of an epoch between 0 and 1"):
+        limit([1, 2], part)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [lambda: DataLoader(OneShot(), 2), few, lambda: batched(singles(), 2)],
+    ids=["stream", "generator", "batched"],
+)
+def test_limit_of_data_without_a_length_has_its_own(data):
+    assert len(limit(data(), 2)) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda loader: limit(loader, 5),
+        lambda loader: per_epoch(loader, 5),
+        lambda loader: limit(loader, 5).map(torch.neg),
+        lambda loader: Prefetch(limit(loader, 5), "cpu"),
+        lambda loader: steps(5),
+    ],
+    ids=["limit", "per_epoch", "map", "prefetch", "steps"],
+)
+def test_line_about_the_parts_of_processes_counts_the_steps(make):
+    loader = make(TensorLoader(torch.arange(64), batch_size=4))
+    part, line = shard(loader, 0, 2)
+    assert line.partition(": ")[2] == "5 steps in each of 2 processes"
+    assert len(part) == 5

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, T
 
 from loopkit import PredictionPhase
 from loopkit.data import ResumableSampler, TensorLoader
-from loopkit.errors import PhaseError, PhaseInputError, StepStateError
+from loopkit.errors import ArgumentError, PhaseError, PhaseInputError, StepStateError
 from loopkit.plugins import DDP
 from loopkit_data import write_predictions
 
@@ -149,6 +149,66 @@ def test_outputs_of_several_parts_raise(tmp_path):
     learner = make_learner(phases=[Pairs()])
     with pytest.raises(PhaseError, match=r"outputs are tuple\(.*predict_batches\(loader, indices=True\)"):
         write_predictions(learner, TensorLoader(INPUTS, batch_size=4), tmp_path / "a.csv")
+
+
+class Made(PredictionPhase):
+    """Outputs that a function makes."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def step(self, learner, step):
+        if (made := self.make(step.batch, step.index)) is not None:
+            step.outputs = made
+
+
+WRONG = {
+    "fewer rows": (lambda batch, index: batch[:2], r"a batch of 4 samples has outputs Tensor\[2, 3\]"),
+    "more rows": (lambda batch, index: torch.cat([batch, batch]), r"a batch of 4 samples has outputs Tensor\[8, 3\]"),
+    "pooled": (lambda batch, index: batch.mean(0), r"a batch of 4 samples has outputs Tensor\[3\]"),
+    "ragged": (lambda batch, index: batch[:, : 3 - index], "sample 4 has 2 outputs, and a sample before it has 3"),
+    "sparse": (lambda batch, index: batch.to_sparse(), r"outputs are a sparse tensor.*outputs.to_dense\(\)"),
+    "nested": (
+        lambda batch, index: torch.nested.nested_tensor([*batch], layout=torch.jagged),
+        "outputs are a nested tensor.*to_padded_tensor",
+    ),
+    "none of a batch": (lambda batch, index: batch if index else None, "1 of 3 batches have no outputs"),
+}
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("kind", WRONG)
+def test_outputs_that_are_no_table_raise_and_leave_the_file(tmp_path, kind, old):
+    make, message = WRONG[kind]
+    path = tmp_path / "a.csv"
+    loader = TensorLoader(INPUTS, batch_size=4)
+    if old:
+        write_predictions(make_learner(), loader, path)
+    before = path.read_bytes() if old else None
+    learner = make_learner(phases=[Made(make)])
+    with pytest.raises(PhaseError, match=message):
+        write_predictions(learner, loader, path)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.csv"] * old
+    assert not old or path.read_bytes() == before
+    learner.evaluate([(INPUTS, INPUTS[:, :1])])  # no epoch is open
+
+
+def test_file_is_there_when_it_is_complete(tmp_path):
+    seen = []
+    learner = make_learner(phases=[Made(lambda batch, index: seen.append(sorted(tmp_path.iterdir())) or batch)])
+    path = write_predictions(learner, TensorLoader(INPUTS, batch_size=4), tmp_path / "a.csv")
+    assert seen[-1] == [tmp_path / "a.csv.part"]
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("none/a.csv", "there is no folder .*none"), ("", "is a folder: give the path of a file")]
+)
+def test_path_that_cannot_be_a_file_raises_before_the_predictions(tmp_path, path, message):
+    learner = make_learner(phases=[Made(lambda batch, index: pytest.fail("it predicts"))])
+    with pytest.raises(ArgumentError, match=message):
+        write_predictions(learner, TensorLoader(INPUTS, batch_size=4), tmp_path / path)
 
 
 @pytest.mark.parametrize(
