@@ -21,9 +21,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULTS = HERE / "results.json"
-NAMES = ("control", "data", "huggingface", "metrics", "mlflow", "optuna", "sam", "wandb")
-"""The distributions that the files use."""
-LOOPKIT = [".", *(f"plugins/loopkit-{name}" for name in NAMES)]
+LOOPKIT = [".", *(f"plugins/loopkit-{name}" for name in ("control", "data", "huggingface", "metrics", "optuna", "sam"))]
 """What is installed of this repository."""
 MEMORY = Path("/dev/shm")
 MINUTES = 20
@@ -49,7 +47,7 @@ def base(cache: Path) -> Path:
     folder = cache / "base"
     python = folder / "bin" / "python"
     made = folder / "made"
-    words = (ROOT / "constraints.txt").read_text() + str(ROOT) + " ".join(LOOPKIT)
+    words = (ROOT / "constraints.txt").read_text() + str(ROOT)
     key = hashlib.sha256(words.encode()).hexdigest()
     if made.exists() and made.read_text() == key:
         return python

@@ -9,7 +9,6 @@ from pathlib import PurePath
 from reprlib import Repr
 from typing import Any, TypeVar
 
-from loopkit.base.words import takes
 from loopkit.errors import PluginError
 
 T = TypeVar("T")
@@ -117,13 +116,6 @@ def _anew(value: Any, where: str) -> Any:
 
 class Shown:
     """Base of objects whose repr shows the options that they were made with, except defaults."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Let errors for its arguments give the right ones, as `takes` does."""
-        super().__init_subclass__(**options)
-        make = vars(cls).get("__init__")
-        if inspect.isfunction(make) and not hasattr(make, "loopkit_takes"):
-            cls.__init__ = takes()(make)  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         """Such as ``ClipGradNorm(max_norm=1.0)``."""

@@ -189,6 +189,8 @@ class History(Shown):
             raise ImportError("History.plot needs matplotlib: pip install matplotlib") from error
         known = list(dict.fromkeys(name for row in self.rows for name in row if "/" in name))
         for name in names:
+            if not self.rows:
+                raise ValueError(f"no epoch has run, so there is no metric {name!r} to plot: call fit first")
             if name not in known:
                 raise ValueError(f"no metric is called {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
         panels: dict[str, list[str]] = {}
@@ -203,6 +205,8 @@ class History(Shown):
                 axis.plot(*zip(*points, strict=True), marker=".", label=name.partition("/")[0])
             axis.set(xlabel=label, title=metric)
             axis.legend()
+        if not panels:
+            axes[0][0].set(xlabel=label, title="no metric in the rows" if self.rows else "no epoch has run")
         figure.tight_layout()
         return figure
 

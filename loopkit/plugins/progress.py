@@ -53,7 +53,7 @@ class Progress(Shown):
             epoch so far.
         file: Where to write; standard output by default.
         chart: In a notebook, also draw a chart of each metric, which grows while it trains. It has what a ``History``
-            keeps.
+            keeps. If drawing it raises an error, one warning names the error and the training continues.
 
     A bar is drawn ten times a second at most; of epochs that are shorter than that, ten a second have one.
 
@@ -127,7 +127,7 @@ class Progress(Shown):
             at = learner.current.position  # of a fit that was saved, and goes on
             self._started -= at.seconds
             self._done_before = at.start.epochs
-            self._earlier = [row for row in _history(learner) if row["epoch"] > at.start.epochs]
+            self._earlier = [row for row in _history(learner) if row.get("epoch", 0) > at.start.epochs]
             if at.validate:  # between training and validation, whose metrics go into one row
                 self._row = dict(learner.metrics)
                 self._epoch = learner.progress.epochs - self._done_before
@@ -392,7 +392,10 @@ def _reader_is_gone(stream: Any) -> bool:
 
 def _history(learner: Learner) -> list[Mapping[str, Any]]:
     """The rows of the plugin that keeps a history."""
-    return next((plugin.rows for plugin in learner.plugins.values() if provided(plugin) == "history"), [])
+    for plugin in learner.plugins.values():
+        if provided(plugin) == "history":
+            return [row for row in getattr(plugin, "rows", None) or () if isinstance(row, Mapping)]
+    return []
 
 
 def _updates(every: int | Every | None) -> int | None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import EventLog, batches, on
+from helpers import EventLog, batches, make_learner, on
 from torch import nn
 
 from loopkit import (
@@ -33,6 +33,7 @@ from loopkit import (
 from loopkit.errors import PluginError
 from loopkit.events import Event
 from loopkit.hooks import hooks
+from loopkit.plugins import Checkpoint
 
 
 class Site(NamedTuple):
@@ -889,3 +890,74 @@ def test_fault_in_a_plugins_state_names_it():
         learner.state_dict()
     assert caught.value is error
     assert error.__notes__ == ["loopkit: in state_dict of plugin 'stateful'"]
+
+
+# The checkpoint at an error
+
+
+class Counted:
+    """Sets the rate by the events that it has seen, so that one too few or too many shows in the weights."""
+
+    name = "counted"
+
+    def __init__(self):
+        self.seen = 0
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+    @hookimpl(updates=("lr",))
+    def step_begin(self, learner, phase):
+        if phase.training:
+            for group in learner.optimizers["optimizer"].param_groups:
+                group["lr"] = 0.05 + self.seen / 1000
+
+
+def counts_of(hook):
+    def count(self):
+        self.seen += 1
+
+    return hookimpl(count)
+
+
+for event in (*OF_EPOCH, "cycle_end"):
+    setattr(Counted, event, counts_of(event))
+
+
+def saved_run(folder, site, late, *, fails):
+    """A run of four epochs with a plugin that raises in the second one."""
+
+    def act(learner, **given):
+        if site.phase and "phase" in given and given["phase"].name != site.phase:
+            return
+        if learner.progress.epochs >= (1 if site.phase == "train" and site.hook != "phase_end" else 2):
+            if fails:
+                raise Fault("once")
+
+    fault = on(site.hook, act, "fault", before=() if late else ("counted",), after=("counted",) if late else ())
+    torch.manual_seed(0)
+    learner = make_learner(fault, Counted(), Checkpoint(folder, resume="auto"))
+    try:
+        learner.fit(batches(3), batches(2), epochs=4)
+    except Fault:
+        assert fails
+    else:
+        assert not fails
+    return learner
+
+
+LOST = [Site(hook, phase=phase) for hook in OF_EPOCH for phase in ("train", "val")] + [Site("cycle_end", phase="")]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("site", LOST, ids=str)
+def test_run_that_a_hook_has_ended_resumes_with_the_same_bits(tmp_path, site, late):
+    whole = saved_run(tmp_path / "whole", site, late, fails=False)
+    saved_run(tmp_path / "run", site, late, fails=True)
+    again = saved_run(tmp_path / "run", site, late, fails=False)
+    assert again.progress == whole.progress
+    assert again.plugins["counted"].seen == whole.plugins["counted"].seen
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))

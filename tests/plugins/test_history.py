@@ -369,6 +369,19 @@ def test_plot_refuses_an_unknown_metric(plt):
 def test_plot_without_rows_is_empty(plt):
     (axis,) = History().plot().axes
     assert axis.lines[:] == []
+    assert axis.get_title() == "no epoch has run"
+
+
+def test_plot_of_a_metric_before_a_fit_says_so(plt):
+    with pytest.raises(ValueError, match="no epoch has run, so there is no metric 'val/loss' to plot"):
+        History().plot("val/loss")
+
+
+def test_plot_of_rows_without_metrics_says_so(plt):
+    history = History()
+    make_learner(history).fit(batches(1), epochs=1)
+    (axis,) = history.plot().axes
+    assert axis.get_title() == "no metric in the rows"
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch):

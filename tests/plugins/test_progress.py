@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers import batches, make_learner, on
 
-from loopkit import Phase, every
+from loopkit import Phase, every, hookimpl
 from loopkit.errors import PluginError
 from loopkit.plugins import Checkpoint, EarlyStopping, History, Metrics, Progress, live_chart
 from loopkit.plugins.progress import duration, number
@@ -458,6 +458,51 @@ def test_chart_grows_in_a_notebook(cell, options):
 def test_chart_is_drawn_in_notebooks_only(cell, monkeypatch):
     monkeypatch.delitem(sys.modules, "ipykernel")
     fit_with_a_chart()
+    assert cell.shown == []
+
+
+class Rows:
+    """Keeps a history in a form of its own."""
+
+    name = "own"
+    provides = "history"
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    @hookimpl
+    def fit_begin(self):
+        """It has to have a hook."""
+
+
+def closed(*_given, **_options):
+    raise BrokenPipeError("the kernel is gone")
+
+
+BROKEN = {
+    "display": (lambda output: setattr(output, "display", closed), r"BrokenPipeError\('the kernel is gone'\)"),
+    "update": (lambda output: setattr(output, "update", closed), r"BrokenPipeError\('the kernel is gone'\)"),
+    "rows": (lambda output: Rows(rows=[{"val/loss": 0.5}]), r"KeyError\('updates'\)"),
+    "values": (lambda output: Rows(rows=[{"updates": 1, "val/loss": "low"}]), "TypeError"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_chart_that_cannot_be_drawn_is_switched_off_with_one_warning(cell, kind, monkeypatch):
+    spoil, message = BROKEN[kind]
+    history = spoil(cell) or History()
+    monkeypatch.setattr(sys.modules["IPython.display"], "display", cell.display)
+    learner = make_learner(Progress(file=io.StringIO(), chart=True), history, Metrics())
+    with pytest.warns(UserWarning, match=f"{message}.*so it is switched off for this fit") as warned:
+        learner.fit(batches(2), batches(1), epochs=3)
+    assert len(warned) == 1
+    assert learner.progress.epochs == 3
+
+
+@pytest.mark.parametrize("attributes", [{}, {"rows": None}, {"rows": ["text"]}])
+def test_history_in_another_form_has_no_chart(cell, attributes):
+    learner = make_learner(Progress(file=io.StringIO(), chart=True), Rows(**attributes), Metrics())
+    learner.fit(batches(2), batches(1), epochs=2)
     assert cell.shown == []
 
 
