@@ -205,29 +205,32 @@ class Mean(Metric):
             self.total = (total or 0.0) + (number if self.sums else number * weight)
             self.weight += weight
             return
-        self.total, self.only = _tensor(self.total), _tensor(self.only)
+        self._add_wide(self._scalar(value), weight)
+
+    def _scalar(self, value: Tensor | float) -> Tensor:
+        """The value as a tensor without dimensions and without a graph."""
         if not isinstance(value, Tensor):
-            value = torch.tensor(float(value), dtype=torch.float64)
-        elif value.ndim:
-            if value.numel() != 1:
-                raise ValueError(f"{self.name} has shape {tuple(value.shape)}: its mean takes one number for each step")
-            value = value.reshape(())
-        if value.requires_grad:
-            value = value.detach()
-        if self.total is None:
+            return torch.tensor(float(value), dtype=torch.float64)
+        if value.ndim and value.numel() != 1:
+            raise ValueError(f"{self.name} has shape {tuple(value.shape)}: its mean takes one number for each step")
+        value = value.reshape(()) if value.ndim else value
+        return value.detach() if value.requires_grad else value
+
+    def _add_wide(self, value: Tensor, weight: Tensor | float) -> None:
+        """Add a value on its device, in the wider dtype of the two."""
+        total = _tensor(self.total)
+        self.only = None
+        if total is None:
             first = wide(value)
             total = torch.zeros_like(first)
             self.only = None if self.sums or isinstance(weight, Tensor) else first
-        else:
-            total = self.total
-            self.only = None
         weight = wide(weight) if isinstance(weight, Tensor) else weight
         if self.sums:
             self.total = total + value
         elif isinstance(weight, Tensor):
             self.total = total + value * weight
         else:
-            self.total = torch.add(total, value, alpha=weight)  # in the wider dtype of the two
+            self.total = torch.add(total, value, alpha=weight)
         self.weight = self.weight + weight
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
@@ -374,23 +377,36 @@ def classes_axis(
         samples, classes = outputs.shape
         if classes > 1 and samples == targets.shape[0]:
             return 1
+    found = _fitting_axis(outputs, targets, axis, binary)
+    if outputs.shape[found] == 1:
+        raise ValueError(
+            f"{_shapes(outputs, targets)}, so there is one class, and each prediction is right; for one logit a "
+            f"sample: {binary}"
+        )
+    return found
+
+
+def _shapes(outputs: Tensor, targets: Tensor) -> str:
+    return f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+
+
+def _fitting_axis(outputs: Tensor, targets: Tensor, axis: int | None, binary: str) -> int:
+    """The axis given, if it fits the shapes, or the only one that does."""
     last = outputs.shape[:-1] == targets.shape
     second = outputs.ndim > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
-    where = f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
     if axis is None and last and second:
-        raise ValueError(f"{where}: the classes could be the last axis or the second; choose axis=-1 or axis=1")
+        raise ValueError(
+            f"{_shapes(outputs, targets)}: the classes could be the last axis or the second; choose axis=-1 or axis=1"
+        )
     if not _fits(axis, outputs.ndim, last, second):
         hint = f"; for one logit a sample: {binary}" if outputs.shape == targets.shape else ""
         raise ValueError(
-            f"{where}; class indices are compared with outputs of shape (..., classes), or (batch, classes, ...){hint}"
+            f"{_shapes(outputs, targets)}; class indices are compared with outputs of shape (..., classes), or "
+            f"(batch, classes, ...){hint}"
         )
-    if axis is None:
-        axis = -1 if last else 1
-    if outputs.shape[axis] == 1:
-        raise ValueError(
-            f"{where}, so there is one class, and each prediction is right; for one logit a sample: {binary}"
-        )
-    return axis
+    if axis is not None:
+        return axis
+    return -1 if last else 1
 
 
 def more(counted: Tensor | int | None, true: Tensor) -> Tensor | int:

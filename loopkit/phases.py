@@ -184,10 +184,7 @@ def _put_back(now: Any, value: Any, own: bool) -> Any:
     if _field_names(now) is not None and isinstance(value, Mapping):
         return _put_fields_back(now, value, own)
     if own and type(now) is type(value) is dict:
-        put = {key: _put_back(now.get(key), each, True) for key, each in value.items()}
-        now.clear()
-        now.update(put)
-        return now
+        return _put_items_back(now, value)
     if own and type(now) is type(value) is list:
         there = [*now, *[None] * len(value)]
         now[:] = [_put_back(*each, True) for each in zip(there, value, strict=False)]
@@ -195,6 +192,13 @@ def _put_back(now: Any, value: Any, own: bool) -> Any:
     if type(now) is type(value) is tuple and len(now) == len(value):
         return tuple(_put_back(*each, own) for each in zip(now, value, strict=True))
     return value.to(now.device) if hasattr(value, "to") and hasattr(now, "device") else value
+
+
+def _put_items_back(now: dict[Any, Any], value: dict[Any, Any]) -> dict[Any, Any]:
+    put = {key: _put_back(now.get(key), each, True) for key, each in value.items()}
+    now.clear()
+    now.update(put)
+    return now
 
 
 def _put_fields_back(now: Any, value: Mapping[str, Any], own: bool) -> Any:

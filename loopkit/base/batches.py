@@ -160,28 +160,40 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
     """A copy of a mapping, tuple, list or dataclass with ``function`` applied to its parts; others as they are."""
     if isinstance(value, Mapping):
-        parts = {key: function(part) for key, part in value.items()}
-        if all(parts[key] is part for key, part in value.items()):
-            return value
-        if not isinstance(value, MutableMapping):
-            return type(value)(parts)  # type: ignore[call-arg]
-        moved = copy.copy(value)
-        moved.update(parts)
-        return moved
+        return _map_values(value, function)
     if isinstance(value, (tuple, list)):
-        items = [function(part) for part in value]
-        if all(item is part for item, part in zip(items, value, strict=True)):
-            return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return _map_items(value, function)
     if is_dataclass(value) and not isinstance(value, type):
-        found = {f.name: function(getattr(value, f.name)) for f in fields(value)}
-        if all(getattr(value, name) is part for name, part in found.items()):
-            return value
-        changed = copy.copy(value)
-        for name, part in found.items():
-            object.__setattr__(changed, name, part)  # a frozen one too
-        return changed
+        return _map_fields(value, function)
     return value
+
+
+def _map_values(value: Mapping[Any, Any], function: Callable[[Any], Any]) -> Any:
+    parts = {key: function(part) for key, part in value.items()}
+    if all(parts[key] is part for key, part in value.items()):
+        return value
+    if not isinstance(value, MutableMapping):
+        return type(value)(parts)  # type: ignore[call-arg]
+    moved = copy.copy(value)
+    moved.update(parts)
+    return moved
+
+
+def _map_items(value: tuple[Any, ...] | list[Any], function: Callable[[Any], Any]) -> Any:
+    items = [function(part) for part in value]
+    if all(item is part for item, part in zip(items, value, strict=True)):
+        return value
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _map_fields(value: Any, function: Callable[[Any], Any]) -> Any:
+    found = {f.name: function(getattr(value, f.name)) for f in fields(value)}
+    if all(getattr(value, name) is part for name, part in found.items()):
+        return value
+    changed = copy.copy(value)
+    for name, part in found.items():
+        object.__setattr__(changed, name, part)  # a frozen one too
+    return changed
 
 
 WRAPPED = ("source", "iterable")

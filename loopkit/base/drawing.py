@@ -51,13 +51,8 @@ def line_chart(
     parts += [_tick_x(at, place_x(at)) for at in _ticks([at for at, _ in every], log)]
     colors = {name: COLORS[number % len(COLORS)] for number, name in enumerate(drawn)}
     for name, points in drawn.items():
-        line = " ".join(f"{place_x(at):.1f},{place_y(value):.1f}" for at, value in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colors[name]}" stroke-width="1.8"/>')
-    for at in marks.values():
-        parts.append(
-            f'<line x1="{place_x(at):.1f}" x2="{place_x(at):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="gray" '
-            f'stroke-dasharray="5 4"/>'
-        )
+        parts.append(_line([(place_x(at), place_y(value)) for at, value in points], colors[name]))
+    parts += [_mark(place_x(at)) for at in marks.values()]
     parts += _legend({**colors, **dict.fromkeys(marks, "gray")})
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     style = 'font-family="sans-serif" font-size="11" fill="currentColor"'
@@ -113,6 +108,16 @@ def _ticks(values: Sequence[float], log: bool) -> list[float]:
     size = 10 ** math.floor(math.log10((high - low) / 4))
     step = next(size * factor for factor in STEPS if size * factor * 4 >= high - low)
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _line(points: list[Point], color: str) -> str:
+    text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{text}" fill="none" stroke="{color}" stroke-width="1.8"/>'
+
+
+def _mark(x: float) -> str:
+    ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"'
+    return f'<line {ends} stroke="gray" stroke-dasharray="5 4"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str, bold: bool = False) -> str:

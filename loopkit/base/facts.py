@@ -37,17 +37,10 @@ def fact(value: Any, depth: int = 0) -> str:
         return "..."
     if isinstance(value, PLAIN):
         return str(value) if isinstance(value, (torch.dtype, torch.device, Path, enum.Enum)) else repr(value)
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {fact(part, depth + 1)}' for key, part in value.items())}}}"
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(fact(part, depth + 1) for part in value)})"
-    if isinstance(value, (set, frozenset)):
-        return f"({', '.join(sorted(fact(part, depth + 1) for part in value))})"
-    if isinstance(value, Tensor) and value.layout is not torch.strided:
-        entries = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
-        return f"sparse {tuple(value.shape)} {fact((entries.indices(), entries.values()), depth)}"
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        return _container(value, depth + 1)
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed(raw_bytes(value))}"
+        return _tensor(value, depth)
     if isinstance(value, partial):
         arguments = {**{str(number): part for number, part in enumerate(value.args)}, **value.keywords}
         return f"partial({', '.join([fact(value.func, depth + 1), *_named(arguments, depth)])})"
@@ -70,6 +63,20 @@ def parts(value: Any, without: Iterable[str] = ()) -> dict[str, str]:
         return {"": fact(value)}
     options = {name: fact(part, 1) for name, part in _options(value).items() if name not in without}
     return {"": type(value).__qualname__, **options}
+
+
+def _container(value: Any, depth: int) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {fact(part, depth)}' for key, part in value.items())}}}"
+    parts = [fact(part, depth) for part in value]
+    return f"({', '.join(sorted(parts) if isinstance(value, (set, frozenset)) else parts)})"
+
+
+def _tensor(value: Tensor, depth: int) -> str:
+    if value.layout is not torch.strided:
+        entries = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+        return f"sparse {tuple(value.shape)} {fact((entries.indices(), entries.values()), depth)}"
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed(raw_bytes(value))}"
 
 
 def _options(value: Any) -> dict[str, Any]:

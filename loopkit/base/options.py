@@ -97,21 +97,34 @@ def _anew(value: Any, where: str) -> Any:
         return {key: _anew(each, where) for key, each in value.items()}
     if inspect.isroutine(value) or isinstance(value, type):
         return value
-    has = [callable(getattr(value, name, None)) for name in ("update", "compute", "reset", "state_dict", "parameters")]
-    if all(has[:3]):  # a metric, of any library
+    if _is_metric(value):
         made = copy.deepcopy(value)
         made.reset()
         return made
-    attributes = [each for base in type(value).__mro__ for each in vars(base).values()]
-    if isinstance(value, Shown) or any(hasattr(each, "loopkit_options") for each in attributes):
+    if _knows_its_options(value):
         return fresh(value)
-    is_data = hasattr(value, "__iter__") and not has[4]
-    if has[3] and not is_data:
-        raise PluginError(
-            f"fresh: {where} is a {type(value).__name__}, which has a state, and cannot be made again from here: make "
-            f"the new plugin by hand, with its own {type(value).__name__}, or with a function that makes one"
-        )
-    return value
+    is_data = hasattr(value, "__iter__") and not _has(value, "parameters")
+    if is_data or not _has(value, "state_dict"):
+        return value
+    raise PluginError(
+        f"fresh: {where} is a {type(value).__name__}, which has a state, and cannot be made again from here: make "
+        f"the new plugin by hand, with its own {type(value).__name__}, or with a function that makes one"
+    )
+
+
+def _has(value: Any, name: str) -> bool:
+    return callable(getattr(value, name, None))
+
+
+def _is_metric(value: Any) -> bool:
+    """Whether it has the methods of a metric, of any library."""
+    return all(_has(value, name) for name in ("update", "compute", "reset"))
+
+
+def _knows_its_options(value: Any) -> bool:
+    if isinstance(value, Shown):
+        return True
+    return any(hasattr(each, "loopkit_options") for base in type(value).__mro__ for each in vars(base).values())
 
 
 class Shown:

@@ -156,8 +156,7 @@ class _Encoder:
         self._open: dict[int, Path] = {}
 
     def value(self, value: Any, path: Path) -> Any:
-        kind = type(value)
-        if value is None or kind is bool:
+        if value is None or type(value) is bool:
             return value
         if isinstance(value, int):
             return self._int(int(value))
@@ -167,8 +166,18 @@ class _Encoder:
             return self._float(float(value))
         if isinstance(value, Tensor):
             return {"$tensor": self._tensor(value, path)}
-        if isinstance(value, (list, tuple, dict)) or kind in (set, frozenset, deque):
+        if isinstance(value, (list, tuple, dict)) or type(value) in (set, frozenset, deque):
             return self._container(value, path)
+        if isinstance(value, (numpy.number, numpy.bool_)) and not isinstance(plain := value.item(), numpy.generic):
+            return self.value(plain, path)
+        if (tagged := self._tagged(value, path)) is not None:
+            return tagged
+        more = ", or only the weights, Checkpoint(weights_only=True)" if path[:1] == ("optimizers",) else ""
+        raise self._error(path, f"{_describe(value)} cannot be saved: {_fix(value)}{more}")
+
+    def _tagged(self, value: Any, path: Path) -> dict[str, Any] | None:
+        """An array, bytes, or a constant of torch, under its tag; None if it is none of them."""
+        kind = type(value)
         if kind is numpy.ndarray and value.dtype in ARRAYS:
             return {"$array": self.value(torch.from_numpy(numpy.array(value, order="C")), path)}
         if isinstance(value, bytes):
@@ -179,10 +188,7 @@ class _Encoder:
             return {"$device": str(value)}
         if kind is torch.memory_format:
             return {"$memory_format": _plain_name(value)}
-        if isinstance(value, (numpy.number, numpy.bool_)) and not isinstance(plain := value.item(), numpy.generic):
-            return self.value(plain, path)
-        more = ", or only the weights, Checkpoint(weights_only=True)" if path[:1] == ("optimizers",) else ""
-        raise self._error(path, f"{_describe(value)} cannot be saved: {_fix(value)}{more}")
+        return None
 
     def _int(self, value: int) -> Any:
         return value if SMALLEST_INT <= value <= LARGEST_INT else {"$int": hex(value)}
@@ -302,9 +308,7 @@ class _Decoder:
         if value is None or kind is bool or kind is int or kind is str:
             return value
         if kind is float:
-            if not math.isfinite(value):
-                raise _malformed(path, f"{value!r} outside of a tag")
-            return value
+            return _finite(value, path)
         if len(path) > DEEPEST:
             raise _malformed(path[:5], f"more than {DEEPEST} levels")
         if kind is list:
@@ -314,6 +318,9 @@ class _Decoder:
         tag = next((key for key in value if type(key) is not str or key.startswith("$")), None)
         if tag is None:
             return {key: self.value(item, (*path, key)) for key, item in value.items()}
+        return self._untagged(tag, value, path)
+
+    def _untagged(self, tag: Any, value: dict[Any, Any], path: Path) -> Any:
         if tag not in self.tags:
             raise _malformed(path, f"the unknown tag {tag!r:.80}{nearest(str(tag)[:80], list(self.tags))}")
         if len(value) > 1:
@@ -455,6 +462,12 @@ def _short(text: str) -> str:
 
 def _path(path: Path) -> str:
     return "state" + "".join(f"[{part!r:.80}]" for part in path)
+
+
+def _finite(value: float, path: Path) -> float:
+    if not math.isfinite(value):
+        raise _malformed(path, f"{value!r} outside of a tag")
+    return value
 
 
 def _malformed(path: Path, what: str) -> StateError:

@@ -178,9 +178,9 @@ def refusal(tensor: Tensor) -> str:
         return "a nested tensor, which the file format lacks; save the list tensor.unbind()"
     if tensor.is_quantized:
         return f"a quantised tensor ({tensor.dtype}), whose scale would be lost; save tensor.int_repr() and its scale"
+    if tensor.is_mkldnn:
+        return "a tensor in the private layout of MKLDNN; save tensor.to_dense()"
     if tensor.layout is not torch.strided:
-        if tensor.is_mkldnn:
-            return "a tensor in the private layout of MKLDNN; save tensor.to_dense()"
         return f"a sparse tensor (layout {tensor.layout}), which the file format lacks; save tensor.to_dense()"
     if tensor.is_meta:
         return "a tensor on the meta device, which has no values; materialise it with to_empty() and initialise it"
@@ -188,13 +188,23 @@ def refusal(tensor: Tensor) -> str:
         return f"a tensor of {tensor.ndim} dimensions, at most {MOST_DIMS} are read; reshape it"
     if any(names := getattr(tensor, "names", ())):  # torch 2.13 has none any more
         return f"a tensor with named dimensions {names}, which would be lost; save tensor.rename(None)"
+    if _is_freed(tensor):
+        return "a tensor whose memory has been freed (its storage is resized); save it before, or gather it again"
+    return _refused_dtype(tensor)
+
+
+def _refused_dtype(tensor: Tensor) -> str:
     if tensor.dtype not in NAMES and tensor.dtype not in PAIRS:
         return f"a tensor of dtype {tensor.dtype}, which the file format lacks; convert it to another"
     if tensor.dtype == PACKED and tensor.ndim == 0:
         return f"a tensor of dtype {PACKED} without dimensions, which the file format lacks; save tensor.reshape(1)"
-    if tensor.numel() and not tensor._is_zerotensor() and _last_byte(tensor) > tensor.untyped_storage().nbytes():
-        return "a tensor whose memory has been freed (its storage is resized); save it before, or gather it again"
     return ""
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    if not tensor.numel() or tensor._is_zerotensor():
+        return False
+    return _last_byte(tensor) > tensor.untyped_storage().nbytes()
 
 
 def check(tensors: Mapping[str, Tensor], where: str) -> None:

@@ -59,6 +59,7 @@ SUFFIX = ".safetensors"
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The parts of a name that wrappers add: compiled, distributed and checkpointed modules."""
+Form = tuple[tuple[int, ...], torch.dtype]
 EXTRA = "_extra_state"
 
 Path_ = str | os.PathLike[str]
@@ -525,42 +526,39 @@ class _Plan:
         Raises:
             StateError: It leaves a choice.
         """
-        missing = {*self.report.missing}
-        here: dict[object, list[str]] = {}
-        for names in self.ties.values():
-            if self.full(names[0]) in missing:
-                tensor = self.targets[names[0]]
-                here.setdefault((tuple(tensor.shape), tensor.dtype), []).append(names[0])
-        there: dict[object, list[str]] = {}
-        seen: set[int] = set()
-        for old in self.report.unexpected:
-            tensor = self.tensors[old]
-            if id(tensor) not in seen:  # tied in the file: any of its names will do
-                seen.add(id(tensor))
-                there.setdefault((tuple(tensor.shape), tensor.dtype), []).append(old)
-        choices = [key for key in here if key in there and len(here[key]) + len(there[key]) > 2]
-        if choices:
-            lines = [
-                f"{list(key[0])} {dtype_name(key[1])}: {shown(there[key])} -> {shown(here[key])}"  # type: ignore[index]
-                for key in choices
-            ]
+        here = self._missing_by_form()
+        there = self._unexpected_by_form()
+        forms = [form for form in here if form in there]
+        if choices := [form for form in forms if len(here[form]) + len(there[form]) > 2]:
+            lines = [f"{list(f[0])} {dtype_name(f[1])}: {shown(there[f])} -> {shown(here[f])}" for f in choices]
             raise StateError(
                 f"load_weights: positional=True is ambiguous, and no tensor was loaded: {shown(lines, str)}. "
                 f"Give rename={{old: new}} for these"
             )
         taken: set[int] = set()
-        for key in here:
-            if key in there:
-                name = here[key][0]
-                old = there[key][0]
-                self.pairs[name] = old
-                self.report.positional[self.full(name)] = old
-                taken.add(id(self.tensors[old]))
-        tied = {
-            self.full(n) for names in self.ties.values() if any(name in self.pairs for name in names) for n in names
-        }
-        self.report.missing = [name for name in self.report.missing if name not in tied]
+        for form in forms:
+            name = here[form][0]
+            old = there[form][0]
+            self.pairs[name] = old
+            self.report.positional[self.full(name)] = old
+            taken.add(id(self.tensors[old]))
+        paired = [names for names in self.ties.values() if any(name in self.pairs for name in names)]
+        found = {self.full(name) for names in paired for name in names}
+        self.report.missing = [name for name in self.report.missing if name not in found]
         self.report.unexpected = [old for old in self.report.unexpected if id(self.tensors[old]) not in taken]
+
+    def _missing_by_form(self) -> dict[Form, list[str]]:
+        """The names here that have no weight yet, one of each that are tied."""
+        missing = {*self.report.missing}
+        names = [tied[0] for tied in self.ties.values() if self.full(tied[0]) in missing]
+        return _by_form(names, self.targets)
+
+    def _unexpected_by_form(self) -> dict[Form, list[str]]:
+        """The names in the file that have no place yet, one of each that are tied there."""
+        first: dict[int, str] = {}
+        for old in self.report.unexpected:
+            first.setdefault(id(self.tensors[old]), old)
+        return _by_form(list(first.values()), self.tensors)
 
     def problems(self) -> list[str]:
         """Describe the names that are missing, do not fit or are left over, a string for each of the three."""
@@ -667,29 +665,36 @@ def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 def _renamed(names: list[str], rename: Mapping[str, str]) -> dict[str, str]:
     """Each name, and what it becomes."""
-    result: dict[str, str] = {}
-    unused = dict.fromkeys(rename)
     rules = [(old, new, *_rule(old, new)) for old, new in rename.items()]
+    unused = dict.fromkeys(rename)
+    result: dict[str, str] = {}
     for name in names:
         result[name] = name
         for old, new, pattern, dotted in rules:
             match = pattern.fullmatch(name) or (pattern.fullmatch(f".{name}") if dotted else None)
             if match is not None:
-                *texts, below = match.groups()
-                pieces = new.split("*")
-                text = "".join(piece + star for piece, star in zip(pieces, [*texts, ""], strict=True)) + below
-                result[name] = text.removeprefix(".")
+                result[name] = _filled(new, match.groups())
                 unused.pop(old, None)
                 break
     for old in unused:
-        stems = {name.rsplit(".", up)[0] for name in names for up in range(name.count(".") + 1)}
-        shadowed = any(pattern.fullmatch(name) for o, _, pattern, _ in rules if o == old for name in names)
-        why = "fits only names that an entry before it renames" if shadowed else "fits no name"
+        pattern = next(pattern for other, _, pattern, _ in rules if other == old)
+        if any(pattern.fullmatch(name) for name in names):
+            why = "fits only names that an entry before it renames"
+        else:
+            stems = {name.rsplit(".", up)[0] for name in names for up in range(name.count(".") + 1)}
+            why = f"fits no name{near(old, sorted(stems))}"
         raise StateError(
-            f"load_weights: rename={{{old!r}: {rename[old]!r}}} {why}{'' if shadowed else near(old, sorted(stems))}; "
+            f"load_weights: rename={{{old!r}: {rename[old]!r}}} {why}; "
             f"the names are {shown(names) or 'none'}. Correct it, or leave it out"
         )
     return result
+
+
+def _filled(new: str, groups: tuple[str, ...]) -> str:
+    """The new name, with the texts that its stars stood for and the rest of the old name below it."""
+    *texts, below = groups
+    pieces = zip(new.split("*"), [*texts, ""], strict=True)
+    return ("".join(piece + text for piece, text in pieces) + below).removeprefix(".")
 
 
 def _rule(old: str, new: str) -> tuple[Pattern[str], bool]:
@@ -712,6 +717,14 @@ def _mismatch(source: Tensor, target: Tensor) -> str:
         if not floats and not (source.is_complex() and target.is_complex()):
             return f"dtype {dtype_name(source.dtype)} in the file, {dtype_name(target.dtype)} here"
     return ""
+
+
+def _by_form(names: list[str], tensors: Mapping[str, Tensor]) -> dict[Form, list[str]]:
+    """The names of tensors of each shape and dtype."""
+    found: dict[Form, list[str]] = {}
+    for name in names:
+        found.setdefault((tuple(tensors[name].shape), tensors[name].dtype), []).append(name)
+    return found
 
 
 def dtype_name(dtype: Any) -> str:

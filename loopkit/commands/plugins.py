@@ -42,41 +42,19 @@ def list_plugins(options: argparse.Namespace) -> int:
     from loopkit.found import discovery
     from loopkit.found.installed import COMMANDS, installed
 
-    found = installed()
-    rows, problems = discovery.plugins(found)
-    rows = sorted(rows, key=_origin)
     if options.name is not None:
         factory = discovery.load_plugin(options.name)
         say("\n".join(_told(factory, discovery.find(options.name))))
         return 0
+    found = installed()
+    rows, problems = discovery.plugins(found)
+    rows = sorted(rows, key=_origin)
     if options.json:
-        say_json(
-            {
-                "plugins": [
-                    {
-                        **{
-                            key: getattr(row.entry_point, key)
-                            for key in ("name", "full_name", "version", "distribution")
-                        },
-                        "does": discovery.first_line(row.entry_point).replace("`", ""),
-                    }
-                    for row in rows
-                ],
-                "broken": problems,
-            }
-        )
+        say_json({"plugins": [_as_json(row) for row in rows], "broken": problems})
         return 1 if problems else 0
-    widest = max((len(plain(row.entry_point.name)) + 2 for row in rows), default=0)
-    longest = (columns(WIDTH) or WIDTH) - widest - 4
-    for (distribution, version), group in groupby(rows, key=_origin):
-        say(plain(f"{distribution} {version}"))
-        for row in group:
-            name = plain(row.entry_point.name) + " *" * bool(row.others)
-            say(f"  {name:<{widest}}  {_brief(plain(discovery.first_line(row.entry_point), 300), longest)}".rstrip())
+    _say_rows(rows)
     say("`loopkit plugins NAME` describes one, with its options")
-    for name in sorted({row.entry_point.name for row in rows if row.others}):
-        names = [row.entry_point.full_name for row in rows if row.entry_point.name == name]
-        say(f"* {plain(name)} is not one plugin: write {plain(' or '.join(names), 1000)}")
+    _say_ambiguous(rows)
     if commands := found.of(COMMANDS):
         text = plain(", ".join(f"{each.name} ({each.distribution})" for each in commands), 1000)
         say(fill(f"commands: {text}", columns(WIDTH) or WIDTH, subsequent_indent="  "))
@@ -85,6 +63,33 @@ def list_plugins(options: argparse.Namespace) -> int:
     for problem in problems:
         say(f"broken: {plain(problem, 1000)}")
     return 1 if problems else 0
+
+
+def _as_json(row: Any) -> dict[str, Any]:
+    from loopkit.found import discovery
+
+    point = row.entry_point
+    about = {key: getattr(point, key) for key in ("name", "full_name", "version", "distribution")}
+    return {**about, "does": discovery.first_line(point).replace("`", "")}
+
+
+def _say_rows(rows: list[Any]) -> None:
+    """Print a line for each plugin, below its distribution."""
+    from loopkit.found import discovery
+
+    widest = max((len(plain(row.entry_point.name)) + 2 for row in rows), default=0)
+    longest = (columns(WIDTH) or WIDTH) - widest - 4
+    for (distribution, version), group in groupby(rows, key=_origin):
+        say(plain(f"{distribution} {version}"))
+        for row in group:
+            name = plain(row.entry_point.name) + " *" * bool(row.others)
+            say(f"  {name:<{widest}}  {_brief(plain(discovery.first_line(row.entry_point), 300), longest)}".rstrip())
+
+
+def _say_ambiguous(rows: list[Any]) -> None:
+    for name in sorted({row.entry_point.name for row in rows if row.others}):
+        names = [row.entry_point.full_name for row in rows if row.entry_point.name == name]
+        say(f"* {plain(name)} is not one plugin: write {plain(' or '.join(names), 1000)}")
 
 
 def _origin(row: Plugin) -> tuple[str, str]:

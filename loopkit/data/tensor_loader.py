@@ -217,21 +217,25 @@ def _tensor(name: str, value: Any) -> Any:
         ) from None
 
 
+def _check_tensor(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        if isinstance(tensor, (tuple, list)) and any(isinstance(part, Tensor) for part in tensor):
+            fix = "give the tensors themselves, TensorLoader(*tensors, batch_size=...)"
+        else:
+            fix = "torch.as_tensor(...) makes one of numbers"
+        raise LoaderError(f"tensor {name!r} is {describe(tensor)}, not a tensor: {fix}")
+    if not tensor.ndim:
+        raise LoaderError(f"tensor {name!r} has no dimension: the first dimension must be the samples")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise LoaderError(f"tensor {name!r} has layout {tensor.layout}: only dense tensors can be cut into batches")
+    if tensor.requires_grad:
+        raise LoaderError(f"tensor {name!r} requires grad, which batches cannot pass on: give tensor.detach()")
+
+
 def _check_tensors(named: Mapping[str, Any], device: Any) -> int:
     """Raise what is wrong with the tensors; return their length."""
     for name, tensor in named.items():
-        if not isinstance(tensor, Tensor):
-            if isinstance(tensor, (tuple, list)) and any(isinstance(part, Tensor) for part in tensor):
-                fix = "give the tensors themselves, TensorLoader(*tensors, batch_size=...)"
-            else:
-                fix = "torch.as_tensor(...) makes one of numbers"
-            raise LoaderError(f"tensor {name!r} is {describe(tensor)}, not a tensor: {fix}")
-        if not tensor.ndim:
-            raise LoaderError(f"tensor {name!r} has no dimension: the first dimension must be the samples")
-        if tensor.layout != torch.strided or tensor.is_nested:
-            raise LoaderError(f"tensor {name!r} has layout {tensor.layout}: only dense tensors can be cut into batches")
-        if tensor.requires_grad:
-            raise LoaderError(f"tensor {name!r} requires grad, which batches cannot pass on: give tensor.detach()")
+        _check_tensor(name, tensor)
     lengths = {name: tensor.shape[0] for name, tensor in named.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())

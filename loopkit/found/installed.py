@@ -118,16 +118,9 @@ def installed(path: Iterable[str] | None = None) -> Installed:
     """
     found: list[EntryPoint] = []
     problems: list[str] = []
-    candidates: list[tuple[str, str]] = []
-    for base in dict.fromkeys(sys.path if path is None else path):
-        try:
-            with os.scandir(base or ".") as entries:
-                names = sorted(entry.name for entry in entries if entry.name.endswith((INSTALLED, SOURCE)))
-            candidates += [(os.path.join(base, name), name) for name in names]
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
-            pass  # a zip file, the name of a path hook
-        except OSError as error:
-            problems.append(f"{base} cannot be read: {error.strerror}")
+    candidates = [
+        each for base in dict.fromkeys(sys.path if path is None else path) for each in _metadata(base, problems)
+    ]
     folders: dict[str, str] = {}
     for folder, name in sorted(candidates, key=lambda candidate: candidate[1].endswith(SOURCE)):
         key = normalized(name.removesuffix(INSTALLED).removesuffix(SOURCE).partition("-")[0])
@@ -143,6 +136,19 @@ def installed(path: Iterable[str] | None = None) -> Installed:
         own = [each for each in found if each.group == PLUGINS and called_now(each.distribution) == DISTRIBUTION]
         found = [*_own(), *(each for each in found if each not in own)]
     return Installed(tuple(found), tuple(problems), folders)
+
+
+def _metadata(base: str, problems: list[str]) -> list[tuple[str, str]]:
+    """The folders of metadata in one folder of the path, each with its name."""
+    try:
+        with os.scandir(base or ".") as entries:
+            names = sorted(entry.name for entry in entries if entry.name.endswith((INSTALLED, SOURCE)))
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        return []  # a zip file, the name of a path hook
+    except OSError as error:
+        problems.append(f"{base} cannot be read: {error.strerror}")
+        return []
+    return [(os.path.join(base, name), name) for name in names]
 
 
 @cache

@@ -151,25 +151,31 @@ class LogTo(Shown):
         """Keep it, unless it was logged before, or comes too late. Most do not come here (``pack_log``)."""
         if learner.world.rank > 0 or (fit := learner.current) is None:
             return
-        now = fit.epoch
-        over = fit.result.reason != "running"
-        if not self._open and over:
-            if not self._late:
-                self._late = True
-                warn(
-                    f"plugin {self.name!r}: {record.name!r:.100} came after the logs were closed, and is in none; "
-                    f"log it in phase_end, or give the plugin's fit_begin after=('log',)"
-                )
+        if not self._open and fit.result.reason != "running":
+            self._warn_of_late(record)
             return
-        if now is None:
-            logged = fit.beginning or (over and self._ended)
-        else:
-            logged = now.resumed and now.current is None and now.at_edge and not now.goes_on
         if not self._open and self._result is not fit.result:
             self._result = fit.result
             self._packed.clear()
-        if not (self._again and logged):
+        if not (self._again and self._was_logged(learner)):
             self._packed.append(record.packed())
+
+    def _warn_of_late(self, record: Record) -> None:
+        if not self._late:
+            self._late = True
+            warn(
+                f"plugin {self.name!r}: {record.name!r:.100} came after the logs were closed, and is in none; "
+                f"log it in phase_end, or give the plugin's fit_begin after=('log',)"
+            )
+
+    def _was_logged(self, learner: Learner) -> bool:
+        """Whether the run that this one resumes has logged a value of this place."""
+        fit = learner.current
+        assert fit is not None
+        now = fit.epoch
+        if now is None:
+            return fit.beginning or (fit.result.reason != "running" and self._ended)
+        return now.resumed and now.current is None and now.at_edge and not now.goes_on
 
     @hookimpl(reads=("*",))
     def step_end(self, learner: Learner, phase: Phase) -> None:

@@ -243,30 +243,41 @@ class Metrics(Shown):
             for name, mean in now.means:  # noqa: B007 - the error names it
                 if (value := made.get(mean.attribute)) is not None:
                     mean.add(value, step.weight)
-            if now.others or now.own:
-                outputs = made.get("outputs")
-                targets = made.get("targets")
-                if outputs is not None and targets is not None:
-                    now.fed = True
-                    for name, metric in now.own:  # noqa: B007 - the error names it
-                        metric.update(outputs, targets)
-                    if now.others:
-                        tried = step.epoch.name in self._tried
-                        # without their graph, which a metric that keeps all outputs would keep alive
-                        outputs, targets = (map_tensors(each, Tensor.detach) for each in (outputs, targets))
-                        with torch.no_grad():
-                            for name, metric in now.others:
-                                if isinstance(metric, FunctionMetric):
-                                    metric.update(outputs, targets, step.weight)
-                                else:
-                                    metric.update(outputs, targets)
-                                    if not tried:
-                                        _try(name, metric, fed=True)
-                        self._tried.add(step.epoch.name)
         except Exception as error:
-            seen = ", ".join(f"{word}: {describe(made.get(word))}" for word in ("outputs", "targets"))
-            error.add_note(f"metric {name!r} raised this; {seen}")
+            _note(error, name, made)
             raise
+        if now.others or now.own:
+            self._feed(now, step, made)
+
+    def _feed(self, now: _Running, step: Step, made: Mapping[str, Any]) -> None:
+        """Give outputs and targets to the metrics that take both."""
+        outputs = made.get("outputs")
+        targets = made.get("targets")
+        if outputs is None or targets is None:
+            return
+        now.fed = True
+        name = ""
+        try:
+            for name, metric in now.own:  # noqa: B007 - the error names it
+                metric.update(outputs, targets)
+            if now.others:
+                # without their graph, which a metric that keeps all outputs would keep alive
+                outputs, targets = (map_tensors(each, Tensor.detach) for each in (outputs, targets))
+                with torch.no_grad():
+                    for name, metric in now.others:
+                        self._feed_other(name, metric, (outputs, targets), step)
+                self._tried.add(step.epoch.name)
+        except Exception as error:
+            _note(error, name, made)
+            raise
+
+    def _feed_other(self, name: str, metric: Any, pair: tuple[Any, Any], step: Step) -> None:
+        if isinstance(metric, FunctionMetric):
+            metric.update(*pair, step.weight)
+            return
+        metric.update(*pair)
+        if step.epoch.name not in self._tried:
+            _try(name, metric, fed=True)
 
     @hookimpl(writes=lambda plugin: plugin.names())
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
@@ -468,3 +479,9 @@ def _place(metrics: dict[str, Any], outputs: Any, loss: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
+
+
+def _note(error: Exception, name: str, made: Mapping[str, Any]) -> None:
+    """Say which metric raised an error, and for which values."""
+    seen = ", ".join(f"{word}: {describe(made.get(word))}" for word in ("outputs", "targets"))
+    error.add_note(f"metric {name!r} raised this; {seen}")

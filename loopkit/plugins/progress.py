@@ -261,6 +261,18 @@ class Progress(Shown):
             cells.pop()
         return ", ".join(cells)
 
+    def _draw_row(self, cells: dict[str, str], best: bool) -> None:
+        """Print a row of the table, and the names of its columns before if they are others now."""
+        shown = fitting(cells, self._out.columns())
+        if [*cells, *shown] != self._columns:
+            self._columns = [*cells, *shown]
+            if left_out := [name for name in cells if name not in shown]:
+                self._out.line(f"too narrow for {', '.join(left_out)}")
+            self._out.line("  ".join(f"{name:>{wide(name)}}" for name in shown))
+        if best:
+            cells["epoch"] = f"*{cells['epoch']}"
+        self._out.line("  ".join(f"{cells[name]:>{wide(name)}}" for name in shown), BEST if best else "")
+
     def _write_row(self, learner: Learner) -> None:
         if not self._epoch or learner.world.rank != 0:
             return
@@ -273,17 +285,7 @@ class Progress(Shown):
             times["left"] = duration(max(left, 0.0))
         epoch = f"{self._epoch}/{planned}" if planned else str(self._epoch)
         if self._draws:
-            cells = {"epoch": epoch, **values, **times}
-            shown = fitting(cells, self._out.columns())
-            if [*cells, *shown] != self._columns:
-                self._columns = [*cells, *shown]
-                if left_out := [name for name in cells if name not in shown]:
-                    self._out.line(f"too narrow for {', '.join(left_out)}")
-                self._out.line("  ".join(f"{name:>{wide(name)}}" for name in shown))
-            best = self._is_best(learner)
-            if best:
-                cells["epoch"] = f"*{epoch}"
-            self._out.line("  ".join(f"{cells[name]:>{wide(name)}}" for name in shown), BEST if best else "")
+            self._draw_row({"epoch": epoch, **values, **times}, self._is_best(learner))
         else:
             parts = (f"{name} {value}" for name, value in {**values, **times}.items())
             self._out.line("  ".join([f"epoch {epoch}", *parts]))

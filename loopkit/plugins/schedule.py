@@ -86,21 +86,12 @@ class Schedule(Shown):
         start: int = 0,
         name: str | None = None,
     ) -> None:
-        torchs = isinstance(schedule, (type, LRScheduler))
-        if torchs or not callable(schedule):
-            hint = "; TorchSchedule takes torch's schedulers" if torchs else "; schedules.cosine() is one"
-            raise PluginError(f"Schedule: {schedule!r} is no function update -> value{hint}")
-        word = getattr(schedule, "__name__", "")
-        if word in schedules.__all__ and getattr(schedules, word) is schedule:
-            raise PluginError(f"Schedule: {word} is the function that makes a schedule: call it, {word}(...)")
+        _check_schedule(schedule)
         if every not in ("update", "epoch"):
             raise PluginError(f"Schedule(every={every!r}): it is 'update' or 'epoch'")
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise PluginError(f"Schedule(start={start!r}): it is a whole number, from 0")
-        if attribute is not None and "." not in attribute:
-            raise PluginError(f"Schedule(attribute={attribute!r}): write the module's path, too, as in '*.dropout.p'")
-        if attribute is None and not KEY.fullmatch(key):
-            raise PluginError(f"Schedule(key={key!r}): it is a name, or a name with an index, as in 'betas[0]'")
+        _check_place(attribute, key)
         self.schedule = schedule
         self.key = key if attribute is None else attribute
         word = re.sub(r"\W+", "_", self.key).strip("_")
@@ -298,15 +289,17 @@ class Schedule(Shown):
                     else:
                         raise PluginError(f"plugin {self.name!r}: {key} is {group[key]!r}: it has no item {at}")
 
+    def _attributes(self, learner: Learner) -> list[str]:
+        """The attributes of that name in the models, or the modules if none has one."""
+        attribute = self.key.rpartition(".")[2]
+        modules = named_modules(learner.models)
+        having = [f"{name}.{attribute}" for name, module in modules if hasattr(module, attribute)]
+        return having or [name for name, _ in named_modules(learner.models) if name]
+
     def _nothing(self, learner: Learner) -> PluginError:
         where = f"plugin {self.name!r}: "
         if self._of_modules:
-            attribute = self.key.rpartition(".")[2]
-            having = [name for name, module in named_modules(learner.models) if hasattr(module, attribute)]
-            names = having or [name for name, _ in named_modules(learner.models) if name]
-            return PluginError(
-                f"{where}attribute {nothing_matches(self.key, [f'{n}.{attribute}' for n in having] or names)}"
-            )
+            return PluginError(f"{where}attribute {nothing_matches(self.key, self._attributes(learner))}")
         optimizers = {n: o for n, o in learner.optimizers.items() if fnmatchcase(n, self._optimizer)}
         if not optimizers:
             return PluginError(f"{where}optimizer pattern {nothing_matches(self._optimizer, learner.optimizers)}")
@@ -379,6 +372,23 @@ def _scale_base(
     bases[number] = bases[number] * (now / left) if resumed and left != 0 else now
     if "initial_lr" in group:
         group["initial_lr"] = bases[number]
+
+
+def _check_schedule(schedule: Any) -> None:
+    torchs = isinstance(schedule, (type, LRScheduler))
+    if torchs or not callable(schedule):
+        hint = "; TorchSchedule takes torch's schedulers" if torchs else "; schedules.cosine() is one"
+        raise PluginError(f"Schedule: {schedule!r} is no function update -> value{hint}")
+    word = getattr(schedule, "__name__", "")
+    if word in schedules.__all__ and getattr(schedules, word) is schedule:
+        raise PluginError(f"Schedule: {word} is the function that makes a schedule: call it, {word}(...)")
+
+
+def _check_place(attribute: str | None, key: str) -> None:
+    if attribute is not None and "." not in attribute:
+        raise PluginError(f"Schedule(attribute={attribute!r}): write the module's path, too, as in '*.dropout.p'")
+    if attribute is None and not KEY.fullmatch(key):
+        raise PluginError(f"Schedule(key={key!r}): it is a name, or a name with an index, as in 'betas[0]'")
 
 
 class TorchSchedule(Shown):

@@ -191,29 +191,38 @@ class StopOnNonFinite(Shown):
         bad = not math.isfinite(value)
         if not (bad or self._goes_on):
             return
-        first = learner.world.rank
-        if self._goes_on and must_agree(learner):
-            last = learner.world.size - 1
-            first = last - int(learner.world.highest(last - learner.world.rank if bad else -1)[0])
-            if first > last:
-                return
-        if bad or first != learner.world.rank:
-            name, held = _first_bad(learner, gradients=False)
-            already = f". Parameter {name!r} holds {held} already" if name else ""
-            where = step.epoch.where(step)
-            what = f"the loss is {value} ({where}; batch: {describe(step.batch)}){already}"
-            if not bad:
-                what = f"the loss of rank {first} is infinite or not a number ({where}){already}"
-            if self._goes_on and step.closure is None:
-                if self.policy == "skip":
-                    self._skip(learner, what, learner.world.rank == first, self._of(step.epoch).before)
-                else:
-                    self._roll_back(learner, what, learner.world.rank == first, step.epoch)
-                raise CancelStep(what)
-            raise NonFiniteError(
-                f"{what}. Its backward has not run: the parameters are those before this step{_closure(step)}. "
-                f"Look at this batch, or lower lr"
-            )
+        first = self._first_bad_rank(learner, bad)
+        if first is None:
+            return
+        what = self._told(step, value if bad else None, first, learner)
+        if self._goes_on and step.closure is None:
+            if self.policy == "skip":
+                self._skip(learner, what, learner.world.rank == first, self._of(step.epoch).before)
+            else:
+                self._roll_back(learner, what, learner.world.rank == first, step.epoch)
+            raise CancelStep(what)
+        raise NonFiniteError(
+            f"{what}. Its backward has not run: the parameters are those before this step{_closure(step)}. "
+            f"Look at this batch, or lower lr"
+        )
+
+    def _first_bad_rank(self, learner: Learner, bad: bool) -> int | None:
+        """The first process whose loss is not finite, if there is one; the processes agree if they go on."""
+        rank = learner.world.rank
+        if not (self._goes_on and must_agree(learner)):
+            return rank if bad else None
+        last = learner.world.size - 1
+        first = last - int(learner.world.highest(last - rank if bad else -1)[0])
+        return first if first <= last else None
+
+    def _told(self, step: Step, value: float | None, first: int, learner: Learner) -> str:
+        """Describe the loss, which is None if it is another process's."""
+        name, held = _first_bad(learner, gradients=False)
+        already = f". Parameter {name!r} holds {held} already" if name else ""
+        where = step.epoch.where(step)
+        if value is None:
+            return f"the loss of rank {first} is infinite or not a number ({where}){already}"
+        return f"the loss is {value} ({where}; batch: {describe(step.batch)}){already}"
 
     @hookimpl(when=_looks_at_gradients, reads=("grads",), updates=_changed)
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:

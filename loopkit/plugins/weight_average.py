@@ -105,11 +105,7 @@ class WeightAverage(Shown):
         phases: Sequence[str] | None = None,
         name: str = "weight_average",
     ) -> None:
-        number = isinstance(decay, Real) and not isinstance(decay, bool)
-        if decay is not None and not (number and 0 <= decay < 1):
-            raise PluginError(f"WeightAverage: decay is {decay!r}: it is from 0 to below 1, or None: all count equally")
-        if warmup and decay is None:
-            raise PluginError("WeightAverage: warmup=True is for an exponential average; decay is None")
+        _check_decay(decay, warmup)
         for label, value in (("start_update", start_update), ("start_epoch", start_epoch)):
             if not _is_count(value) or value < 0:
                 raise PluginError(f"WeightAverage: {label} is {value!r}: it is a whole number, from 0")
@@ -301,38 +297,38 @@ class WeightAverage(Shown):
     def _estimate_bn(self, learner: Learner) -> None:
         """Estimate batch-norm statistics of the averaged parameters, where that was not done since they moved."""
         for name, average in self._models.items():
-            if self.update_bn is None or not average.count or average.bn_count == average.count:
-                continue
-            if name not in learner.models:
-                continue  # of a loss or phase, which no data goes through
-            model = learner.models[name]
-            norms = {m: m.momentum for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
-            data = self.update_bn
-            if isinstance(data, Mapping):
-                data = data.get(name)
-            if not norms or data is None:
-                continue
-            average.bn = {}
-            own = [b for m in norms for b in (m.running_mean, m.running_var, m.num_batches_tracked) if b is not None]
-            estimated = [buffer.clone() for buffer in own]
-            ids = {id(buffer) for buffer in own}
-            pairs = [pair for pair in average.look_up(model, self.use_buffers) if id(pair[0]) not in ids]
-            pairs += zip(own, estimated, strict=True)
-            seeds = torch.random.fork_rng(devices=_devices(model), device_type=_device_type(model))
-            with learner.models.in_train_mode(model), seeds:
+            if not average.count or average.bn_count == average.count or name not in learner.models:
+                continue  # of a loss or phase, no data goes through
+            data = self.update_bn.get(name) if isinstance(self.update_bn, Mapping) else self.update_bn
+            if data is not None:
+                self._estimate_bn_of(learner, average, name, data)
+
+    def _estimate_bn_of(self, learner: Learner, average: _Average, name: str, data: Any) -> None:
+        model = learner.models[name]
+        norms = {m: m.momentum for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+        if not norms:
+            return
+        average.bn = {}
+        own = [b for m in norms for b in (m.running_mean, m.running_var, m.num_batches_tracked) if b is not None]
+        estimated = [buffer.clone() for buffer in own]
+        ids = {id(buffer) for buffer in own}
+        pairs = [pair for pair in average.look_up(model, self.use_buffers) if id(pair[0]) not in ids]
+        pairs += zip(own, estimated, strict=True)
+        seeds = torch.random.fork_rng(devices=_devices(model), device_type=_device_type(model))
+        with learner.models.in_train_mode(model), seeds:
+            sharded.exchange(pairs)
+            try:
+                for norm in norms:
+                    norm.reset_running_stats()
+                    norm.momentum = None
+                self._forward(learner, name, data)
+            finally:
                 sharded.exchange(pairs)
-                try:
-                    for norm in norms:
-                        norm.reset_running_stats()
-                        norm.momentum = None
-                    self._forward(learner, name, data)
-                finally:
-                    sharded.exchange(pairs)
-                    for norm, momentum in norms.items():
-                        norm.momentum = momentum
-            names = {id(buffer): key for key, buffer in model.named_buffers()}
-            average.bn = {names[id(b)]: new for b, new in zip(own, estimated, strict=True)}
-            average.bn_count = average.count
+                for norm, momentum in norms.items():
+                    norm.momentum = momentum
+        names = {id(buffer): key for key, buffer in model.named_buffers()}
+        average.bn = {names[id(b)]: new for b, new in zip(own, estimated, strict=True)}
+        average.bn_count = average.count
 
     def _forward(self, learner: Learner, name: str, data: Any) -> None:
         """Send the data through a model."""
@@ -366,6 +362,14 @@ class WeightAverage(Shown):
             raise PluginError(f"plugin {self.name!r}: load_state_dict in an epoch that has the average in place")
         self._models = {name: _Average.of(name, values) for name, values in state.items()}
         self._owners, self._versions = {}, None
+
+
+def _check_decay(decay: float | None, warmup: bool) -> None:
+    number = isinstance(decay, Real) and not isinstance(decay, bool)
+    if decay is not None and not (number and 0 <= decay < 1):
+        raise PluginError(f"WeightAverage: decay is {decay!r}: it is from 0 to below 1, or None: all count equally")
+    if warmup and decay is None:
+        raise PluginError("WeightAverage: warmup=True is for an exponential average; decay is None")
 
 
 class _Average:

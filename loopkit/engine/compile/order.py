@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -185,17 +185,24 @@ def _precedes(first: Entry, second: Entry) -> str:
         return reason
     own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
     changed = second.updates + second.writes
-    reads = tuple(r for r in second.reads if not any(_covers(state, r) for state in changed))
-    later = [*(("updates", name) for name in second.updates), *(("reads", name) for name in reads)]
-    for state in first.writes + own:
-        for word, name in later:
-            if name != EVERYTHING and overlaps(state, name):
-                return f"{first.plugin!r} writes {state!r}, {second.plugin!r} {word} {name!r}"
-    for state in first.updates:
-        for name in reads:
-            if name != EVERYTHING and overlaps(state, name):
-                return f"{first.plugin!r} updates {state!r}, {second.plugin!r} reads {name!r}"
+    reads = [("reads", name) for name in second.reads if not any(_covers(state, name) for state in changed)]
+    updates = [("updates", name) for name in second.updates]
+    if found := _meeting(first.writes + own, [*updates, *reads]):
+        state, word, name = found
+        return f"{first.plugin!r} writes {state!r}, {second.plugin!r} {word} {name!r}"
+    if found := _meeting(first.updates, reads):
+        state, word, name = found
+        return f"{first.plugin!r} updates {state!r}, {second.plugin!r} {word} {name!r}"
     return ""
+
+
+def _meeting(states: Iterable[str], uses: list[tuple[str, str]]) -> tuple[str, str, str] | None:
+    """The first of the states that a use overlaps, with the word and the name of that use."""
+    for state in states:
+        for word, name in uses:
+            if name != EVERYTHING and overlaps(state, name):
+                return state, word, name
+    return None
 
 
 def _covers(above: str, below: str) -> bool:

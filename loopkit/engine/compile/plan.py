@@ -146,10 +146,7 @@ class Compiler:
         if not impls:
             return None
         names = [impl.entry.plugin for impl in impls]
-        calls: list[Callable[..., Any]] = []
-        for impl in impls:
-            call = self.bound(impl, ("step",) if "step" in impl.hook.arguments else ("epoch",), phase)
-            calls.append(partial(call) if call in calls else call)  # two plugins can share a function: tell them apart
+        calls = self._calls(impls, phase)
         of_steps = "step" in event.arguments
         whereabouts = self._where
 
@@ -180,6 +177,14 @@ class Compiler:
                     del cancels, chosen  # else a cycle with the traceback would keep the step and its graph
 
         return fire
+
+    def _calls(self, impls: Sequence[Implementation], phase: Phase) -> list[Callable[..., Any]]:
+        """The functions of an event; two plugins can share one, which are told apart."""
+        calls: list[Callable[..., Any]] = []
+        for impl in impls:
+            call = self.bound(impl, ("step",) if "step" in impl.hook.arguments else ("epoch",), phase)
+            calls.append(partial(call) if call in calls else call)
+        return calls
 
     def _context(self, impl: Implementation, dynamic: str, phase: Phase) -> Callable[[Any], Any]:
         """`bound` for a context, with a note on its errors, also on entering and leaving the context."""

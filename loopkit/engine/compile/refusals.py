@@ -50,23 +50,26 @@ def check_names(
     """Raise for unknown names of states and plugins."""
     names = {*plugins, *map(provided, plugins.values())} - {""}
     written = {s for i in implementations for s in (*i.entry.writes, *i.entry.updates)}
-    declared = [(i.entry.plugin, i.hook.name, i.entry) for i in implementations]
-    for plugin, hook, entry in declared:
-        for state in (*entry.reads, *entry.updates, *entry.writes):
-            root = state.split(".")[0]
-            if root in STATES or root in names or root in PROVIDES or state == EVERYTHING:
-                continue
-            hint = nearest(root, [*STATES, *names])
-            if hint or not any(overlaps(state, other) for other in written):
-                raise PluginError(
-                    f"plugin {plugin!r}, {hook}: no state is called {state!r}{hint}; "
-                    f"known are {', '.join(STATES)}, step.<attribute> and <plugin>.<field>"
-                )
-        for word in (*entry.before, *entry.after):
-            _check_word(word, f"plugin {plugin!r}, {hook}", names)
-    for chain in chains:
-        for word in chain:
-            _check_word(word, "order", names)
+    for each in implementations:
+        where = f"plugin {each.entry.plugin!r}, {each.hook.name}"
+        for state in (*each.entry.reads, *each.entry.updates, *each.entry.writes):
+            _check_state(state, where, names, written)
+        for word in (*each.entry.before, *each.entry.after):
+            _check_word(word, where, names)
+    for word in (word for chain in chains for word in chain):
+        _check_word(word, "order", names)
+
+
+def _check_state(state: str, where: str, names: set[str], written: set[str]) -> None:
+    root = state.split(".")[0]
+    if root in STATES or root in names or root in PROVIDES or state == EVERYTHING:
+        return
+    hint = nearest(root, [*STATES, *names])
+    if hint or not any(overlaps(state, other) for other in written):
+        raise PluginError(
+            f"{where}: no state is called {state!r}{hint}; "
+            f"known are {', '.join(STATES)}, step.<attribute> and <plugin>.<field>"
+        )
 
 
 def _check_word(word: str, where: str, names: set[str]) -> None:
@@ -137,10 +140,7 @@ def _way_out(state: str) -> str:
 
 def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementation], phases: Sequence[Phase]) -> None:
     """Check that hooks can work with these phases: their events are emitted, their states are made."""
-    emitted = {event.hook for phase in phases for event in phase.events()}
-    emitted |= {FitBegin.hook, CycleEnd.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
-    if any(phase.training and phase.own_updates for phase in phases):  # `check_own` goes by the phase and the plugin
-        emitted |= {event.hook for event in TRAINING_EVENTS}
+    emitted = _emitted(phases)
     phase_names = [phase.name for phase in phases]
     makers = {*plugins, *map(provided, plugins.values())}
     changed = [state for impl in implementations for state in (*impl.entry.writes, *impl.entry.updates)]
@@ -149,7 +149,7 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
         where = f"plugin {impl.entry.plugin!r}, {impl.hook.name}"
         _check_phase_names(impl.phase, where, phase_names)
         may_never_come = getattr(impl.plugin, "optional", ())  # hooks that a plugin can do without
-        if impl.hook.kind == "event" and impl.hook.name not in emitted and impl.hook.name not in may_never_come:
+        if impl.hook.kind == "event" and impl.hook.name not in {*emitted, *may_never_come}:
             raise PluginError(
                 f"{where}: no known phase emits this event; the phases are {', '.join(phase_names)}. "
                 f"Give the phase that does: Learner(phases=[...])"
@@ -160,6 +160,15 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
                 _check_metric(state, where, phase_names, written)
             elif root in PROVIDES and root not in STATES and root not in makers:
                 raise PluginError(f"{where}: reads {state!r}, but no plugin is called {root!r} or provides it")
+
+
+def _emitted(phases: Sequence[Phase]) -> set[str]:
+    """The hooks of the events that come with these phases."""
+    emitted = {event.hook for phase in phases for event in phase.events()}
+    emitted |= {FitBegin.hook, CycleEnd.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
+    if any(phase.training and phase.own_updates for phase in phases):  # `check_own` goes by the phase and the plugin
+        emitted |= {event.hook for event in TRAINING_EVENTS}
+    return emitted
 
 
 def _check_metric(state: str, where: str, phases: Sequence[str], written: Sequence[str]) -> None:
@@ -308,35 +317,36 @@ def shown_plugin(plugin: Any) -> str:
 
 def check_plugin(plugin: Any, name: str) -> None:
     """Check a plugin where pluggy would accept it silently, or raise without a fix."""
-    known = hooks()
     where = f"plugin {name!r} ({type(plugin).__name__})"
     word = provided(plugin)
-    found = methods(plugin)
     if not isinstance(word, str) or not (word == "" or word.isidentifier()):
         raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
-    for attribute, method in found.items():
-        options = getattr(method, f"{PROJECT}_impl", None)
-        own_options: HookOptions | None = getattr(method, "loopkit_options", None)
-        if options is None:
-            if attribute in known:
-                raise PluginError(
-                    f"{where}: {attribute} has a hook's name but no @hookimpl; add it, or rename the method"
-                )
-            continue
-        if any(options.get(key) for key in ("tryfirst", "trylast", "wrapper", "hookwrapper")):
-            raise PluginError(f"{where}: {attribute} uses pluggy's own options; use before=, after= or a context")
-        if own_options is None:
-            raise PluginError(f"{where}: {attribute} is marked by pluggy's marker; use loopkit.hookimpl")
-        if attribute not in known:
-            raise PluginError(f"{where}: there is no hook {attribute!r}{nearest(attribute, known)}")
-        _check_arguments(getattr(plugin, attribute), known[attribute], f"{where}, {attribute}")
-        if "phase" not in known[attribute].arguments and own_options.phase is not None:
-            raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
+    for attribute, method in methods(plugin).items():
+        _check_method(plugin, attribute, method, where)
     if not has_hooks(plugin):
         raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
     _check_average(unwrapped(plugin), where)
     if half := half_a_state([each for each in STATE if callable(getattr(plugin, each, None))]):
         raise PluginError(f"{where} {half}")
+
+
+def _check_method(plugin: Any, attribute: str, method: Any, where: str) -> None:
+    known = hooks()
+    options = getattr(method, f"{PROJECT}_impl", None)
+    own_options: HookOptions | None = getattr(method, "loopkit_options", None)
+    if options is None:
+        if attribute in known:
+            raise PluginError(f"{where}: {attribute} has a hook's name but no @hookimpl; add it, or rename the method")
+        return
+    if any(options.get(key) for key in ("tryfirst", "trylast", "wrapper", "hookwrapper")):
+        raise PluginError(f"{where}: {attribute} uses pluggy's own options; use before=, after= or a context")
+    if own_options is None:
+        raise PluginError(f"{where}: {attribute} is marked by pluggy's marker; use loopkit.hookimpl")
+    if attribute not in known:
+        raise PluginError(f"{where}: there is no hook {attribute!r}{nearest(attribute, known)}")
+    _check_arguments(getattr(plugin, attribute), known[attribute], f"{where}, {attribute}")
+    if "phase" not in known[attribute].arguments and own_options.phase is not None:
+        raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
 
 
 def _check_average(plugin: Any, where: str) -> None:

@@ -133,11 +133,14 @@ class FitLoop(Fit):
         if every.updates is not None:
             return when == "step" and since >= every.updates
         if every.in_parts:
-            in_mid_epoch = when == "step" and self._open is not None and self._open.steps != self._open.length
-            return in_mid_epoch and self._parts_done(every) > at.parts.get(validation.phase, 0)
-        if every.minutes is not None:
-            return self.is_time(validation.phase, self._time_of(validation))
-        return False
+            return when == "step" and self._is_part_over(validation)
+        return every.minutes is not None and self.is_time(validation.phase, self._time_of(validation))
+
+    def _is_part_over(self, validation: Validation) -> bool:
+        """Whether a further part of the epoch is over, with steps left."""
+        if self._open is None or self._open.steps == self._open.length:
+            return False
+        return self._parts_done(validation.every) > self.position.parts.get(validation.phase, 0)
 
     def _time_of(self, validation: Validation) -> float:
         """For how many seconds the fit has run when its minutes are over."""

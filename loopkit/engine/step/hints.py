@@ -26,8 +26,14 @@ class Tried(Protocol):
 def hint(error: BaseException, step: Tried, parameters: Iterable[Tensor]) -> str:
     """Suggest a fix for an error, beginning with ``"; "``; an empty string if the error is not known."""
     text = shown(error)
-    inside = list(leaves(step.batch))
-    outputs = vars(step).get("outputs")
+    return (
+        _of_gradients(text, step)
+        or _of_batch(error, text, list(leaves(step.batch)), parameters)
+        or _of_outputs(error, text, vars(step))
+    )
+
+
+def _of_gradients(text: str, step: Tried) -> str:
     if "backward through the graph a second time" in text:
         if step.had_backward:
             return (
@@ -43,6 +49,10 @@ def hint(error: BaseException, step: Tried, parameters: Iterable[Tensor]) -> str
             "; the optimizer evaluates the loss itself: give step.update(closure=closure) a function that computes the "
             "loss, calls step.backward(loss) and returns the loss"
         )
+    return ""
+
+
+def _of_batch(error: BaseException, text: str, inside: list[Any], parameters: Iterable[Tensor]) -> str:
     if "Expected more than 1 value per channel" in text:
         return "; BatchNorm cannot train on a batch of one sample: leave it out, DataLoader(..., drop_last=True)"
     if isinstance(error, TypeError) and any(type(leaf).__module__ == "numpy" for leaf in inside):
@@ -53,18 +63,25 @@ def hint(error: BaseException, step: Tried, parameters: Iterable[Tensor]) -> str
     doubled = any(_is_double(leaf) for leaf in inside) and not any(map(_is_double, parameters))
     if doubled and any(word in text for word in ("dtype", "Double", "double")):
         return "; the batch is float64, as NumPy makes it, and the model float32: convert the data once, with .float()"
-    if outputs is None and isinstance(vars(step).get("inputs"), Mapping):
+    return ""
+
+
+def _of_outputs(error: BaseException, text: str, made: Mapping[str, Any]) -> str:
+    """Suggest a fix by what the step has made so far."""
+    outputs = made.get("outputs")
+    targets = made.get("targets")
+    if outputs is None and isinstance(made.get("inputs"), Mapping):
         return (
             "; the model was called with the whole mapping: each phase's forward may call learner.model(**inputs); for "
             "models of transformers, learner.predict(data, PredictionPhase()) with that of loopkit_huggingface does"
         )
-    if outputs is not None and not isinstance(outputs, Tensor) and isinstance(error, (AttributeError, TypeError)):
+    if isinstance(outputs, Tensor):
+        return _of_targets(text, outputs, targets) if isinstance(targets, Tensor) else ""
+    if outputs is not None and isinstance(error, (AttributeError, TypeError)):
         return (
             f"; the model returned {describe(outputs)}, and the loss takes a tensor: choose one in the phase, "
             f"def forward(self, learner, inputs): return learner.model(inputs)[0]"
         )
-    if isinstance(outputs, Tensor) and isinstance(targets := vars(step).get("targets"), Tensor):
-        return _of_targets(text, outputs, targets)
     return ""
 
 
