@@ -186,9 +186,7 @@ def _put_back(now: Any, value: Any, own: bool) -> Any:
     if own and type(now) is type(value) is dict:
         return _put_items_back(now, value)
     if own and type(now) is type(value) is list:
-        there = [*now, *[None] * len(value)]
-        now[:] = [_put_back(*each, True) for each in zip(there, value, strict=False)]
-        return now
+        return _put_entries_back(now, value)
     if type(now) is type(value) is tuple and len(now) == len(value):
         return tuple(_put_back(*each, own) for each in zip(now, value, strict=True))
     return value.to(now.device) if hasattr(value, "to") and hasattr(now, "device") else value
@@ -198,6 +196,12 @@ def _put_items_back(now: dict[Any, Any], value: dict[Any, Any]) -> dict[Any, Any
     put = {key: _put_back(now.get(key), each, True) for key, each in value.items()}
     now.clear()
     now.update(put)
+    return now
+
+
+def _put_entries_back(now: list[Any], value: list[Any]) -> list[Any]:
+    there = [*now, *[None] * len(value)]
+    now[:] = [_put_back(*each, True) for each in zip(there, value, strict=False)]
     return now
 
 

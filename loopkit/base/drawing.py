@@ -43,12 +43,13 @@ def line_chart(
     """
     marks = marks or {}
     drawn = {name: [point for point in points if _is_drawn(point, log)] for name, points in curves.items()}
-    every = [point for points in drawn.values() for point in points]
-    place_x = _placing([at for at, _ in every] + list(marks.values()), LEFT, WIDTH - RIGHT, log)
-    place_y = _placing([value for _, value in every], HEIGHT - BOTTOM, TOP, False)
+    xs = [point[0] for points in drawn.values() for point in points]
+    ys = [point[1] for points in drawn.values() for point in points]
+    place_x = _placing([*xs, *marks.values()], LEFT, WIDTH - RIGHT, log)
+    place_y = _placing(ys, HEIGHT - BOTTOM, TOP, False)
     parts = [_text(WIDTH / 2, 14, title, "middle", bold=True), _text(WIDTH / 2, HEIGHT - 2, x, "middle")]
-    parts += [_tick_y(value, place_y(value)) for value in _ticks([value for _, value in every], False)]
-    parts += [_tick_x(at, place_x(at)) for at in _ticks([at for at, _ in every], log)]
+    parts += [_tick_y(value, place_y(value)) for value in _ticks(ys, False)]
+    parts += [_tick_x(at, place_x(at)) for at in _ticks(xs, log)]
     colors = {name: COLORS[number % len(COLORS)] for number, name in enumerate(drawn)}
     for name, points in drawn.items():
         parts.append(_line([(place_x(at), place_y(value)) for at, value in points], colors[name]))

@@ -230,13 +230,9 @@ def _on_host(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, training: bool) -> tuple[Any, str]:
+    least = LEAST if training else 1
     if isinstance(data, Loader):
-        if data.shares.size > 1:
-            return _checked(data, data.rank, data.shares.size, rank, size), ""
-        own = data.shard(rank, size, tail, LEAST if training else 1)
-        if own.shares.size != size:  # its epochs have a number of steps, which each process takes
-            return own, f"{_name(data)}: {len(own)} steps in each of {size} processes"
-        return own, f"{_name(data)}: {_steps(own.shares, 'batches' if 'batches' in own.state_dict() else 'samples')}"
+        return _shard_loader(data, rank, size, tail, least)
     if not isinstance(data, DataLoader):
         raise _refused(
             data, "of batches that are there already, or come one after the other, each process would need all"
@@ -255,9 +251,18 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
         tail = "drop"
     elif data.batch_sampler is None and tail == "uneven":
         tail = "pad"  # a batch that is one sample cannot get another
-    batches = whole.shard(rank, size, tail, batch_size=batch_size, least=LEAST if training else 1)
+    batches = whole.shard(rank, size, tail, batch_size=batch_size, least=least)
     assert batches.sampler.shares is not None
     return _with_batches(data, batches), f"{_name(data)}: {_steps(batches.sampler.shares, 'samples')}{what}"
+
+
+def _shard_loader(data: Loader, rank: int, size: int, tail: Tail, least: int) -> tuple[Any, str]:
+    if data.shares.size > 1:
+        return _checked(data, data.rank, data.shares.size, rank, size), ""
+    own = data.shard(rank, size, tail, least)
+    if own.shares.size != size:  # its epochs have a number of steps, which each process takes
+        return own, f"{_name(data)}: {len(own)} steps in each of {size} processes"
+    return own, f"{_name(data)}: {_steps(own.shares, 'batches' if 'batches' in own.state_dict() else 'samples')}"
 
 
 def _whole_sampler(data: DataLoader[Any], sampler: Any, seed: int, epoch: int) -> tuple[ResumableSampler, str]:

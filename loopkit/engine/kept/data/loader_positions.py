@@ -206,21 +206,26 @@ def save_position(
         "begun": begun if middle else None,
         "drew": middle and _drew(data, begun),
     }
-    if kind == LOADER:
-        saved["state"] = _state_of_loader(data, steps if middle else None)
-    elif kind == STATEFUL:
-        if middle:
-            _check_buffer(data)
-        if middle or _has_state_between(data):
-            saved["state"] = _state_of(data)
-    elif (sampler := _sampler(data)) is not None:
-        position = None
-        if middle:
-            position = _samples_used(data, sampler, steps) if kind == SAMPLER else 0
-        saved["state"] = sampler.state_dict(position, next_epoch=not middle)
+    saved.update(_state_by_kind(kind, data, steps if middle else None))
     if kind == ITERATOR:
         saved["used"] = earlier_epochs > 0 or (steps > 0 and not running)
     return saved
+
+
+def _state_by_kind(kind: str, data: Any, steps: int | None) -> dict[str, Any]:
+    """The state of the data after some steps of an epoch, or between epochs; nothing where it has none."""
+    if kind == LOADER:
+        return {"state": _state_of_loader(data, steps)}
+    if kind == STATEFUL:
+        if steps is not None:
+            _check_buffer(data)
+        return {"state": _state_of(data)} if steps is not None or _has_state_between(data) else {}
+    if (sampler := _sampler(data)) is None:
+        return {}
+    if steps is None:
+        return {"state": sampler.state_dict(None, next_epoch=True)}
+    position = _samples_used(data, sampler, steps) if kind == SAMPLER else 0
+    return {"state": sampler.state_dict(position, next_epoch=False)}
 
 
 def _check_buffer(data: Any) -> None:
@@ -286,14 +291,18 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool, function
     safe = _load(data, kind, saved, changed, _parts(data, function), again)
     if middle and saved["kind"] == kind:
         _tell_filled_up(data)
-    if changed or safe:
-        listed = [f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in changed]
+    listed = [f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in changed]
+    _warn_of_changes(data, middle, listed + safe)
+    return int(saved["steps"]) if again or (middle and kind == SEQUENCE) else 0
+
+
+def _warn_of_changes(data: Any, middle: bool, changes: list[str]) -> None:
+    if changes:
         place = "in mid-epoch" if middle else "between epochs"
         warn(
-            f"the data of {_name(data)} changed since its position was saved, {place}: {'; '.join(listed + safe)}. "
+            f"the data of {_name(data)} changed since its position was saved, {place}: {'; '.join(changes)}. "
             f"The run goes on, but it is not the one that would have been"
         )
-    return int(saved["steps"]) if again or (middle and kind == SEQUENCE) else 0
 
 
 def _changes(data: Any, kind: str, saved: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], list[str]]:
@@ -810,8 +819,11 @@ def _set_epochs(data: Any, state: Any) -> None:
 
 def _mappings(value: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
     """Mappings within mappings, and the attributes of nodes, by the order of their names: each once."""
-    is_node = hasattr(value, "get_state") and hasattr(value, "__dict__")
-    found = vars(value) if is_node else value if isinstance(value, Mapping) else {}
+    found: Mapping[str, Any] = {}
+    if hasattr(value, "get_state") and hasattr(value, "__dict__"):
+        found = vars(value)
+    elif isinstance(value, Mapping):
+        found = value
     if found and id(value) not in seen:
         seen.add(id(value))
         yield found

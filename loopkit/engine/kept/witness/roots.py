@@ -89,26 +89,28 @@ class RootsOfLearner:
             if not _is_of_torch(optimizer) and type(optimizer).state_dict is Optimizer.state_dict:
                 saved = (*OF_TORCH, *self._switched(name), *[path for path, _ in own_generators(optimizer)])
                 yield Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, self._leave(optimizer, saved, "_"))
-        for phase in self._phases:
-            if not phase.saves_names:
-                state = ("phases", phase.name)
-                yield Root(f"phase {phase.name!r}", phase, OF_A_STATE, self._leave(), scope=OWN, state=state)
-            else:
-                leave = _without_modules(self._leave(phase, phase.saved))
-                yield Root(f"phase {phase.name!r}", phase, OF_A_PHASE, leave, scope=WITH_FUNCTIONS)
+        yield from map(self._of_phase, self._phases)
         for name, plugin in self._plugins.items():
-            if has_state(plugin):
-                if not is_shipped(plugin):
-                    state = ("plugins", name)
-                    yield Root(f"plugin {name!r}", plugin, OF_A_STATE, self._leave(), scope=OWN, state=state)
-            else:
-                leave = _without_modules(self._leave())
-                yield Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, leave, scope=WITH_FUNCTIONS)
+            if not (has_state(plugin) and is_shipped(plugin)):
+                yield self._of_plugin(name, plugin)
         for owner, hook in self._hooks():
             if id(hook.function) not in self._owned:
                 leave = _without_modules(self._leave())
                 name = f"{hook.name} in {owner}" if owner else hook.name
                 yield Root(name, hook.function, OF_A_HOOK, leave, scope=WITH_FUNCTIONS)
+
+    def _of_phase(self, phase: Any) -> Root:
+        name = f"phase {phase.name!r}"
+        if not phase.saves_names:
+            return Root(name, phase, OF_A_STATE, self._leave(), scope=OWN, state=("phases", phase.name))
+        leave = _without_modules(self._leave(phase, phase.saved))
+        return Root(name, phase, OF_A_PHASE, leave, scope=WITH_FUNCTIONS)
+
+    def _of_plugin(self, name: str, plugin: Any) -> Root:
+        if has_state(plugin):
+            return Root(f"plugin {name!r}", plugin, OF_A_STATE, self._leave(), scope=OWN, state=("plugins", name))
+        leave = _without_modules(self._leave())
+        return Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, leave, scope=WITH_FUNCTIONS)
 
     def _hooks(self) -> Iterator[tuple[str, Hook]]:
         """The hooks of torch that hang on modules, parameters and optimizers, with the owners of these."""
