@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,6 +36,9 @@ OF_A_HOOK = (
     "Keep it in a plugin with state_dict and load_state_dict, or in a buffer of the module; for a display or a cache, "
     "let the hook be an object whose class has volatile = ({0})"
 )
+
+if TYPE_CHECKING:
+    from loopkit.phases import Phase
 WITH_FUNCTIONS = Scope(held_by=held_in_code, methods_of=methods_of)
 """How far phases, plugins and hooks are looked into, and a loss that is no module."""
 
@@ -99,7 +102,7 @@ class RootsOfLearner:
                 name = f"{hook.name} in {owner}" if owner else hook.name
                 yield Root(name, hook.function, OF_A_HOOK, leave, scope=WITH_FUNCTIONS)
 
-    def _of_phase(self, phase: Any) -> Root:
+    def _of_phase(self, phase: Phase) -> Root:
         name = f"phase {phase.name!r}"
         if not phase.saves_names:
             return Root(name, phase, OF_A_STATE, self._leave(), scope=OWN, state=("phases", phase.name))
