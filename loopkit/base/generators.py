@@ -128,6 +128,19 @@ def state_of(generator: Any) -> Any:
     return _tensors(_numpy_source(generator))
 
 
+def comparable_state(generator: Any) -> Any:
+    """Return the state of one random generator in a form that can be compared."""
+    return _comparable(state_of(generator))
+
+
+def _comparable(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.numpy().tobytes()
+    if isinstance(state, Mapping):
+        return tuple((key, _comparable(each)) for key, each in state.items())
+    return state
+
+
 def put_state(generator: Any, state: Any) -> None:
     """Put one random generator into a state from `state_of`.
 

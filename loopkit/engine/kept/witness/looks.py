@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from loopkit.base.generators import is_generator, state_of
+from loopkit.base.generators import comparable_state, is_generator
 from loopkit.engine.kept.witness.class_values import class_values
+from loopkit.engine.kept.witness.iterators import is_iterator, place_of
+from loopkit.engine.kept.witness.tensor_content import content_of
 from loopkit.engine.kept.witness.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, HeldBy, walk
 
 NUMBERS = (bool, int, float, complex)
@@ -33,6 +35,8 @@ SMALL = 64 * 2**10
 SAMPLE = 1024
 LONGEST = 100_000
 """Items of a sequence of objects up to which their order is compared."""
+FEW = 100
+"""Tensors of a container up to which their content is compared."""
 MOST = 10_000
 """Plain values of a container up to which all of them are compared."""
 SHUT = (
@@ -78,7 +82,7 @@ class Look(NamedTuple):
 
     kind: str
     """``"value"``, ``"tensor"``, ``"array"``, ``"generator"``, ``"values"`` for a container of plain ones, ``"holder"``
-    for another container, ``"optimizer"``, ``"learner"`` or ``"object"``."""
+    for another container, ``"optimizer"``, ``"learner"``, ``"iterator"`` or ``"object"``."""
     state: Any
     """The state that two looks compare."""
     length: int = 0
@@ -95,7 +99,7 @@ class Look(NamedTuple):
 
 
 CONTAINERS = ("values", "holder")
-CLOSED_LOOKS = ("values", "optimizer", "learner")
+CLOSED_LOOKS = ("values", "optimizer", "learner", "iterator")
 """Kinds of looks that say all of a value: it is not looked into."""
 Looks = dict[str, Look]
 """By path."""
@@ -149,7 +153,7 @@ def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
             left.add(id(value))
             continue
         is_root = found.owner is None and type(value) is not list
-        seen = Look("object", type(value)) if is_root else _look_in(value, scope)
+        seen = Look("object", type(value)) if is_root else _look_in(found, scope)
         if seen is None or seen.kind in CLOSED_LOOKS:
             left.add(id(value))
         if seen is not None:
@@ -170,11 +174,26 @@ def _class_values(root: Any, leave: Leave, scope: Scope) -> dict[str, Any]:
     }
 
 
-def _look_in(value: Any, scope: Scope) -> Look | None:
-    """Look at one value, in a scope that may have functions and modules in it."""
+def _look_in(found: Found, scope: Scope) -> Look | None:
+    """Look at one value, in a scope that may have functions, modules and iterators in it."""
+    value = found.value
+    if isinstance(value, Tensor):
+        return _look_at_tensor(value, not _is_item_of_many(found))
     if scope.held_by is not None and isinstance(value, (types.FunctionType, nn.Module)):
         return Look("object", type(value))
+    if scope.methods_of is not None and is_iterator(value):
+        return Look("iterator", place_of(value))
     return look_at(value)
+
+
+def _is_item_of_many(found: Found) -> bool:
+    """Whether a value is in a container of more than ``FEW`` items."""
+    kind = type(found.owner)
+    return (kind in MAPPINGS or kind in SEQUENCES or kind in SETS) and len(found.owner) > FEW
+
+
+def _look_at_tensor(value: Tensor, content: bool) -> Look:
+    return Look("tensor", (weakref.ref(value), changes_of(value), content_of(value, SAMPLE) if content else None))
 
 
 def moved(
@@ -273,9 +292,9 @@ def look_at(value: Any) -> Look | None:
     if isinstance(value, VALUES) or _is_number_of_numpy(value):
         return Look("value", value)
     if isinstance(value, Tensor):
-        return Look("tensor", (weakref.ref(value), changes_of(value)))
+        return _look_at_tensor(value, content=True)
     if is_generator(value):
-        return Look("generator", _comparable(state_of(value)))
+        return Look("generator", comparable_state(value))
     if kind in MAPPINGS or kind in SEQUENCES or kind in SETS:
         return _look_at_items(value)
     if isinstance(value, Optimizer):
@@ -346,15 +365,6 @@ def changes_of(tensor: Tensor) -> int:
     return tensor._version
 
 
-def _comparable(state: Any) -> Any:
-    """The state of a generator, in a form that can be compared."""
-    if isinstance(state, Tensor):
-        return state.numpy().tobytes()
-    if isinstance(state, Mapping):
-        return tuple((key, _comparable(each)) for key, each in state.items())
-    return state
-
-
 def _array_state(value: Any) -> Any:
     """The content of an array of NumPy or Python, of a large one a sample; None for any other object."""
     if type(value) in (bytearray, array):
@@ -397,7 +407,7 @@ def _differ(before: Look | None, now: Look, since: Clocks) -> bool:
     if before.kind != now.kind:
         return now.kind != "object"
     if now.kind == "tensor":
-        return before.state[0] is not now.state[0] or before.state[1] != now.state[1]
+        return before.state[0] is not now.state[0] or before.state[1:] != now.state[1:]
     if now.kind == "holder":
         return before.length != now.length or _is_reordered(before.state, now.state)
     return before.length != now.length or not _same(before.state, now.state)
@@ -416,7 +426,7 @@ def _same(before: Any, now: Any) -> bool:
 
 def _is_made(before: Look | None, now: Look) -> bool:
     """Whether an object stands where there was none."""
-    return now.kind in ("object", "learner") and (before is None or before.kind != now.kind)
+    return now.kind in ("object", "learner", "iterator") and (before is None or before.kind != now.kind)
 
 
 def _is_new(known: Look | None, now: Look, before: Looks, scope: Scope) -> bool:
