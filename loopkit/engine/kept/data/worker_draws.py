@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from loopkit.base import generators
 from loopkit.data import Prefetch
 from loopkit.engine.kept.data.data_parts import DataParts, same
+from loopkit.engine.kept.data.worker_end import end_with
 from loopkit.engine.kept.witness.walk import has_attributes, walk
 
 _flags: WeakKeyDictionary[DataLoader[Any], Any] = WeakKeyDictionary()
@@ -125,6 +126,7 @@ class _Watched:
             batches = iter(data)
         finally:
             attributes["collate_fn"], attributes["worker_init_fn"] = before
+        end_with(batches)
         if data in _ahead or hasattr(data, "load_state_dict"):
             return batches
         return itertools.chain(self._first(batches), batches)

@@ -1,4 +1,4 @@
-"""iterators: where an iterator stands that an object holds, told without a step of it."""
+"""iterators: the place of an iterator that an object holds, told without a step of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_iterator(value: Any) -> bool:
 
 
 def place_of(iterator: Any, deep: int = DEEP) -> Any:
-    """Where an iterator stands, in a form that can be compared."""
+    """The place of an iterator, in a form that can be compared."""
     kind = type(iterator)
     if _is_of_loader(iterator):
         return vars(iterator)["_num_yielded"]
@@ -48,7 +48,7 @@ def place_of(iterator: Any, deep: int = DEEP) -> Any:
 
 
 def _place_in(value: Any, kind: type, deep: int) -> Any:
-    """What a value says of the place of an iterator that holds it."""
+    """The share of a value in the place of an iterator that holds it."""
     if is_iterator(value):
         return place_of(value, deep - 1)
     if kind in (zip, map) and type(value) is tuple:
