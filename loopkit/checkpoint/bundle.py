@@ -370,8 +370,10 @@ def load(
         replay: Likewise.
         skip: Patterns of parameters, as in `loopkit.groups`, whose weights, averages and moments stay as they are here,
             such as ``"head"``, of another number of classes. Or a mapping of ``"weights"`` or ``"moments"`` to them.
+            Names of a loss function's parameters begin with ``"loss function."``.
 
     Raises:
+        ArgumentError: ``skip`` is neither.
         CheckpointError: There is no such checkpoint, or it is damaged.
         StateError: It does not fit; the learner is unchanged.
     """

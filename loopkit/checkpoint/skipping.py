@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from loopkit.base.batches import describe
 from loopkit.base.words import nearest
-from loopkit.errors import StateError
+from loopkit.errors import ArgumentError, StateError
 from loopkit.groups import covers, named_parameters, nothing_matches, params_of
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
 PARTS = ("weights", "moments")
-Skip = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+Skip = str | Iterable[str] | Mapping[str, str | Iterable[str]]
 """Patterns of what is left out, for both parts or for each."""
 
 
@@ -28,9 +30,10 @@ def skipped(learner: Learner, state: Mapping[str, Any], skip: Skip) -> dict[str,
         skip: Patterns of parameters; or a mapping of ``"weights"`` and ``"moments"`` to them.
 
     Raises:
+        ArgumentError: It is neither patterns nor a mapping to them.
         StateError: A pattern matches nothing, or a part is neither of the two.
     """
-    weights, moments = (_patterns(skip, part) for part in PARTS)
+    weights, moments = _by_part(skip)
     names = _names(learner, state)
     for pattern in dict.fromkeys([*weights, *moments]):
         if not any(covers(pattern, name) for name in names):
@@ -42,6 +45,11 @@ def skipped(learner: Learner, state: Mapping[str, Any], skip: Skip) -> dict[str,
             made[part] = {
                 name: _kept(values, own[part].get(name, {}), _prefix(learner, name), weights)
                 for name, values in state[part].items()
+            }
+        if state.get("extras"):
+            made["extras"] = {
+                owner: _kept_extras(each, (own.get("extras") or {}).get(owner), f"{owner}.", weights)
+                for owner, each in state["extras"].items()
             }
         here = {
             f"{_prefix(learner, name)}{key}": each
@@ -58,15 +66,25 @@ def skipped(learner: Learner, state: Mapping[str, Any], skip: Skip) -> dict[str,
     return made
 
 
-def _patterns(skip: Skip, part: str) -> list[str]:
-    given: Any = skip
-    if isinstance(skip, Mapping):
-        if unknown := [name for name in skip if name not in PARTS]:
-            raise StateError(
-                f"skip names {unknown[0]!r}{nearest(unknown[0], PARTS)}: the parts are weights and moments"
-            )
-        given = skip.get(part, ())
-    return [given] if isinstance(given, str) else list(given)
+def _by_part(skip: Any) -> list[list[str]]:
+    """The patterns of weights, and of moments."""
+    if not isinstance(skip, Mapping):
+        return [_patterns(skip, "skip")] * len(PARTS)
+    if unknown := [name for name in skip if name not in PARTS]:
+        name = str(unknown[0])
+        raise StateError(f"skip names {name!r}{nearest(name, PARTS)}: the parts are weights and moments")
+    return [_patterns(skip.get(part, ()), f"skip[{part!r}]") for part in PARTS]
+
+
+def _patterns(given: Any, where: str) -> list[str]:
+    """One pattern, or the patterns of an iterable, which is read once."""
+    found: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if wrong := [each for each in found if not isinstance(each, str)]:
+        raise ArgumentError(
+            f"{where} is {given!r}: {describe(wrong[0])} is no pattern. Give names or patterns of parameters, such as "
+            f"skip='head', skip=['head', '*.bias'] or skip={{'moments': 'head'}}"
+        )
+    return found
 
 
 def _prefix(learner: Learner, model: str) -> str:
@@ -77,7 +95,10 @@ def _names(learner: Learner, state: Mapping[str, Any]) -> list[str]:
     """The names of all weights, here and in the state."""
     here = [(name, model.state_dict()) for name, model in learner.models.items()]
     both = [*here, *state["models"].items()]
-    return list(dict.fromkeys(f"{_prefix(learner, name)}{key}" for name, values in both for key in values))
+    names = [f"{_prefix(learner, name)}{key}" for name, values in both for key in values]
+    names += [name for name, _ in (*learner.models.named_parameters(), *learner.models.named_buffers())]
+    names += [f"{owner}.{key}" for owner, each in (state.get("extras") or {}).items() for key in each["tensors"]]
+    return list(dict.fromkeys(names))
 
 
 def _is_covered(name: str, patterns: Sequence[str]) -> bool:
@@ -88,6 +109,14 @@ def _kept(saved: Mapping[str, Any], own: Mapping[str, Any], prefix: str, pattern
     """The saved tensors of a model, with its own in the place of those that are covered."""
     made = {key: value for key, value in saved.items() if not _is_covered(f"{prefix}{key}", patterns)}
     return made | {key: value for key, value in own.items() if _is_covered(f"{prefix}{key}", patterns)}
+
+
+def _kept_extras(saved: Mapping[str, Any], own: Any, prefix: str, patterns: Sequence[str]) -> dict[str, Any]:
+    """The saved tensors of a loss function, phase or plugin, with its own in the place of covered ones."""
+    return {
+        part: _kept(values, {} if own is None else own.get(part, {}), prefix, patterns)
+        for part, values in saved.items()
+    }
 
 
 def _walked(saved: Any, own: Any, patterns: Sequence[str], weights: Mapping[str, Any]) -> Any:
@@ -107,7 +136,8 @@ def _walked(saved: Any, own: Any, patterns: Sequence[str], weights: Mapping[str,
 
 def _covered_numbers(learner: Learner, optimizer: str, patterns: Sequence[str]) -> Iterator[int]:
     """The numbers of an optimizer's parameters that patterns cover."""
-    covered = {id(p) for name, p in named_parameters(learner.models) if _is_covered(name, patterns)}
+    named = itertools.chain(named_parameters(learner.models), learner.models.named_parameters())
+    covered = {id(p) for name, p in named if _is_covered(name, patterns)}
     for number, p in enumerate(params_of(learner.optimizers[optimizer])):
         if id(p) in covered:
             yield number

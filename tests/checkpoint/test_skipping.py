@@ -10,7 +10,7 @@ from helpers import batches, on
 from torch import nn
 
 from loopkit import Learner, checkpoint
-from loopkit.errors import StateError
+from loopkit.errors import ArgumentError, StateError
 from loopkit.plugins import WeightAverage
 
 
@@ -120,3 +120,79 @@ def test_patterns_that_match_nothing_raise(tmp_path, skip, message):
     trained(tmp_path)
     with pytest.raises(StateError, match=message):
         checkpoint.load(make(), tmp_path, skip=skip)
+
+
+@pytest.mark.parametrize(
+    "skip", [5, 0.5, [b"head"], ["head", 3], [["head"]], nn.Linear(1, 1), {"weights": 5}, {"moments": [None]}]
+)
+def test_patterns_of_another_type_raise(tmp_path, skip):
+    trained(tmp_path)
+    with pytest.raises(ArgumentError, match=r"is no pattern. Give names or patterns of parameters"):
+        checkpoint.load(make(), tmp_path, skip=skip)
+
+
+@pytest.mark.parametrize(
+    "skip",
+    [
+        lambda: (name for name in ("head",)),
+        lambda: iter(["head.weight", "head.bias"]),
+        lambda: map(str.lower, ["HEAD"]),
+        lambda: {"head"},
+        lambda: {"head": 1}.keys(),
+    ],
+)
+def test_patterns_of_an_iterator_are_left_out_of_both_parts(tmp_path, skip):
+    old, new = trained(tmp_path), make(5, seed=1)
+    checkpoint.load(new, tmp_path, skip=skip())
+    assert torch.equal(new.model.body.weight, old.model.body.weight)
+    assert not moments(new)["head.weight"]
+
+
+class Prototypes(nn.Module):
+    """A loss with parameters, as many as there are classes, and a buffer."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.centers = nn.Parameter(torch.randn(classes, 1))
+        self.scale = nn.Linear(1, 1)
+        self.register_buffer("seen", torch.zeros(classes))
+
+    def forward(self, outputs, targets):
+        self.seen += 1
+        return (self.scale(outputs) - targets + self.centers.square().mean()).square().mean()
+
+
+def with_loss(classes, seed=0):
+    torch.manual_seed(seed)
+    loss = Prototypes(classes)
+    return Learner(Net(1), loss, lambda p: torch.optim.Adam([*p, *loss.parameters()], lr=0.1), standard=False)
+
+
+@pytest.mark.parametrize("skip", ["loss function", ["loss function.centers", "loss function.seen"], "*.centers|*.seen"])
+def test_parameters_of_a_loss_are_left_out_with_their_moments(tmp_path, skip):
+    old = with_loss(2)
+    old.fit(batches(4), epochs=1)
+    checkpoint.save(old, tmp_path)
+    new = with_loss(5, seed=1)
+    centers = new.loss_fn.centers.detach().clone()
+    with pytest.raises(StateError):
+        checkpoint.load(new, tmp_path)
+    checkpoint.load(new, tmp_path, skip=skip)
+    assert torch.equal(new.loss_fn.centers, centers)
+    assert torch.equal(new.loss_fn.seen, torch.zeros(5))
+    assert torch.equal(new.model.head.weight, old.model.head.weight)
+    assert torch.equal(new.loss_fn.scale.weight, old.loss_fn.scale.weight) == (skip != "loss function")
+    assert not new.optimizer.state.get(new.loss_fn.centers)
+    assert new.optimizer.state[new.model.head.weight]
+    new.fit(batches(4), epochs=1)
+    assert new.progress.epochs == 2
+
+
+def test_only_the_moments_of_a_loss_are_left_out(tmp_path):
+    old = with_loss(2)
+    old.fit(batches(4), epochs=1)
+    checkpoint.save(old, tmp_path)
+    new = with_loss(2, seed=1)
+    checkpoint.load(new, tmp_path, skip={"moments": "loss function"})
+    assert torch.equal(new.loss_fn.centers, old.loss_fn.centers)
+    assert not new.optimizer.state.get(new.loss_fn.centers)
