@@ -130,6 +130,48 @@ def test_seeds_are_grouped_with_a_band_and_the_address_keeps_it(page):
 
 
 @pytest.mark.parametrize(
+    ("setting", "values"),
+    [("lr", ["0.003", "0.03"]), ("width", ["16", "64", "256"]), ("seed", [str(seed) for seed in range(10)])],
+)
+def test_groups_are_in_the_order_of_their_numbers(page, setting, values):
+    page.get_by_label("Filter the runs").fill("seed-")
+    page.get_by_label("Group by").select_option(label=setting)
+    expect(page.locator("tr.group")).to_have_count(len(values))
+    assert [text.partition(",")[0] for text in page.locator("tr.group th").all_text_contents()] == values
+    expect(page.locator(".eyes span")).to_have_text("10 shown")
+    page.get_by_label("Group by").select_option(label="no")
+    expect(page.locator(".eyes span")).to_have_text("8 shown")
+
+
+def test_each_of_the_first_runs_has_a_color_of_its_own(page):
+    shown = page.locator(".eye[aria-pressed=true]")
+    colors = shown.evaluate_all("eyes => eyes.map((eye) => getComputedStyle(eye.firstChild).backgroundColor)")
+    assert len(colors) == len(set(colors)) == 8
+
+
+@pytest.mark.parametrize("name", ["val/samples", "val/confusion"])
+def test_small_media_are_large_enough_to_see(page, name):
+    page.get_by_label("Filter the runs").fill("media-")
+    page.get_by_role("tab", name="Media").click()
+    page.get_by_label("Name", exact=True).select_option(name)
+    item = page.locator(".media-grid img, .media-grid table").first
+    expect(item).to_be_visible(timeout=TIMEOUT)
+    assert item.bounding_box()["width"] >= 96
+
+
+@pytest.mark.parametrize(("view", "half"), [("charts", ".left"), ("scatter", ".right"), ("settings", ".right")])
+def test_link_to_a_view_shows_it_on_a_phone(browser, sixty, view, half):
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    try:
+        page = context.new_page()
+        page.goto(f"{sixty.address}#/?view={view}")
+        expect(page.locator(half)).to_be_visible(timeout=TIMEOUT)
+        expect(page.locator({".left": ".right", ".right": ".left"}[half])).to_be_hidden()
+    finally:
+        context.close()
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("lr<=", "has no value"),

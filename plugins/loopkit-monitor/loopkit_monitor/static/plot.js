@@ -192,8 +192,8 @@ export class Plot {
     pen.clip();
     for (const band of bands) this.#band(pen, band);
     for (const each of series) this.#line(pen, each);
-    for (const mark of marks) this.#mark(pen, mark);
     pen.restore();
+    for (const mark of marks) this.#mark(pen, mark); // one at the edge is whole
   }
 
   /** The pixels of a curve; null is a gap. */
@@ -267,6 +267,7 @@ export class Plot {
     }
     if (!Number.isFinite(y) || (this.y.log && y <= 0)) return;
     const top = this.y.to(y);
+    if (top < MARGIN.top - 2 || top > this.height - MARGIN.bottom + 2) return;
     pen.beginPath();
     for (let corner = 0; corner < 10; corner += 1) {
       const size = corner % 2 ? 3 : 7, angle = (corner * Math.PI) / 5 - Math.PI / 2;

@@ -7,12 +7,13 @@ import { boardLook, chartTools, chartsOf, kindOf } from "./views.js";
 import { brushesOf, isBrushed, mediaView, parallelView, scatterView, settingsView } from "./compare.js";
 import { LONGEST_ADDRESS, rangeText, writeState } from "./state.js";
 
-const MOST_AT_FIRST = 10; // runs that are shown until others are chosen
+const MOST_AT_FIRST = 8; // runs that are shown until others are chosen: each has a color of its own
 const ROWS_AT_ONCE = 60;
 const COLORS = 8;
 const MODES = { last: "last", min: "lowest", max: "highest" };
 const VIEWS = [["charts", "Charts"], ["parallel", "Parallel"], ["scatter", "Scatter"], ["settings", "Settings"], ["media", "Media"]];
 const byName = new Intl.Collator("en", { numeric: true });
+const byValue = (a, b) => (Number.isFinite(Number(a)) && Number.isFinite(Number(b)) ? a - b : byName.compare(a, b));
 const isMissing = (value) => value === undefined || value === null || value === "" || Number.isNaN(value);
 
 export class Workspace {
@@ -22,7 +23,7 @@ export class Workspace {
   /** `get()` is the state of the address, `set(changes)` changes it. */
   constructor(data, get, set) {
     Object.assign(this, { data, get, set });
-    this.search = h("input", { type: "search", id: "search", placeholder: "Filter: words, lr<=0.1, state!=crashed, a | b", "aria-label": "Filter the runs", "aria-describedby": "filter-said", autocomplete: "off", spellcheck: "false", value: get().q });
+    this.search = h("input", { type: "search", id: "search", placeholder: matchMedia("(max-width: 800px)").matches ? "Filter: words, lr<=0.1" : "Filter: words, lr<=0.1, state!=crashed, a | b", "aria-label": "Filter the runs", "aria-describedby": "filter-said", autocomplete: "off", spellcheck: "false", value: get().q });
     this.search.addEventListener("input", () => this.change({ q: this.search.value }));
     this.said = h("p", { id: "filter-said", class: "said", role: "status", hidden: true });
     this.total = h("span", { class: "muted" });
@@ -35,7 +36,7 @@ export class Workspace {
     const base = (show, text) => h("button", { type: "button", class: "small", on: { click: () => this.change({ show, on: [], off: [] }) } }, text);
     this.left = h("section", { class: "left", "aria-label": "Choose runs" },
       h("div", { class: "bar-of-tools" }, this.search, this.total), this.said,
-      h("div", { class: "tools" }, h("span", { class: "eyes" }, this.shown, base("all", "All"), base("none", "None"), base("first", "First 10")), this.group, this.columnsPop.element,
+      h("div", { class: "tools" }, h("span", { class: "eyes" }, this.shown, base("all", "All"), base("none", "None"), base("first", `First ${MOST_AT_FIRST}`)), this.group, this.columnsPop.element,
         flag("archived", get().archived, (archived) => this.change({ archived }))),
       this.holder, this.nothing);
     this.board = new Board(data, () => boardLook(get()), ({ range }) => { this.set({ zoom: rangeText(range) }); this.tools.update(); });
@@ -178,7 +179,7 @@ export class Workspace {
     const grouped = this.columns.find((column) => column.key === state.group);
     if (grouped) {
       for (const run of this.visible) { const value = shown(grouped.value(run) ?? DASH); groups.set(value, [...(groups.get(value) ?? []), run]); }
-      [...groups.keys()].sort(byName.compare).forEach((value, at) => { for (const run of groups.get(value)) styles.set(run.id, { color: `--s${at % COLORS}`, dash: Math.floor(at / COLORS) % 4, group: value, groupLabel: `${grouped.name} ${value} (${groups.get(value).length})` }); });
+      [...groups.keys()].sort(byValue).forEach((value, at) => { for (const run of groups.get(value)) styles.set(run.id, { color: `--s${at % COLORS}`, dash: Math.floor(at / COLORS) % 4, group: value, groupLabel: `${grouped.name} ${value} (${groups.get(value).length})` }); });
       return;
     }
     const taken = new Set(), ordered = [...this.visible].sort((a, b) => rank.get(a.id) - rank.get(b.id));
@@ -212,6 +213,7 @@ export class Workspace {
   #drawPanes() {
     const { pane } = this.get();
     this.element.dataset.pane = pane;
+    this.element.dataset.view = this.get().view; // a link to a view opens it on a phone, which has room for one half
     this.panes.replaceChildren(...[["runs", "Runs"], ["both", "Both"], ["charts", "Charts"]].map(([value, text]) => h("button", { type: "button", class: `small pane-${value}`, "aria-pressed": String(pane === value), on: { click: () => this.change({ pane: value }) } }, text)));
   }
 
@@ -223,7 +225,7 @@ export class Workspace {
     this.shown.textContent = `${count(this.visible.length)} shown`;
     const settings = this.columns.filter((column) => !column.metric && !column.fixed && (column.differs || column.key === state.group));
     const options = [["", "no"], ...settings.map((column) => [column.key, column.name])];
-    this.group.replaceChildren(labelled("group by", choice("Group by", options, state.group, (group) => this.change({ group }))),
+    this.group.replaceChildren(labelled("group by", choice("Group by", options, state.group, (group) => this.change({ group, show: group && state.show === "first" ? "all" : !group && state.show === "all" ? "first" : state.show }))),
       state.group ? choice("Band", [["std", "mean \u00b1 std"], ["range", "lowest to highest"]], state.band, (band) => { this.change({ band }); this.board.refresh(); }) : "");
   }
 
@@ -280,7 +282,7 @@ export class Workspace {
     const columns = this.columns.filter((column) => column.on).sort((a, b) => b.pinned - a.pinned);
     this.body.append(...this.found.slice(this.body.querySelectorAll("tr[data-run]").length, this.#most).map(this.row));
     if (this.groups.size && !this.body.querySelector(".group")) {
-      this.body.prepend(...[...this.groups].sort(([a], [b]) => byName.compare(a, b)).map(([value, runs]) => h("tr", { class: "group" },
+      this.body.prepend(...[...this.groups].sort(([a], [b]) => byValue(a, b)).map(([value, runs]) => h("tr", { class: "group" },
         h("td", { class: "eye-cell" }, h("span", { class: "dot", css: { background: `var(${this.styles.get(runs[0].id).color})` } })), h("th", { scope: "row", class: "run-cell" }, `${value}, ${runs.length} run${runs.length === 1 ? "" : "s"}`),
         columns.map((column) => {
           const values = runs.map(column.value).filter(Number.isFinite), mean = values.reduce((sum, each) => sum + each, 0) / values.length;
