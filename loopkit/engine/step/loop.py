@@ -11,7 +11,6 @@ import torch
 
 from loopkit.base.batches import describe
 from loopkit.base.notes import locate, shown
-from loopkit.engine.compile.plan import Plan
 from loopkit.engine.kept.data.data_check import Seen
 from loopkit.engine.step.agreement import Agreement, stronger
 from loopkit.engine.step.autocast_cache import autocast_off
@@ -68,7 +67,6 @@ class Loop(StepContext):
     """Whether it is between two steps, with no hook running."""
     in_hook = False
     """Whether the epoch is run by a hook that belongs to no epoch."""
-    plan: Plan
     idle = False
     """Whether a step was marked by `Step.skip`."""
     _goes_on = False
@@ -208,6 +206,12 @@ class Loop(StepContext):
         if plan.step_contexts or plan.take_step is not None:
             self._around = self._around or PhaseStep(self._learner, self.phase, self._models, self._running.where)
             self._phase_step = self._around.call(plan)
+
+    def leave_steps(self) -> None:
+        """Leave the rest of the epoch's steps to the phase: for a plugin that takes steps, until the plugins change."""
+        if self._around is not None:
+            self._around.leave(self.plan)
+            self.seen = LOOK_AGAIN
 
     def await_events(self) -> None:
         """Check that the events come that the phase lists, unless an epoch of it was checked."""

@@ -40,10 +40,18 @@ class PhaseStep:
         self._where = where
         self._casting = False
         """Whether a step of this epoch has run under autocast."""
+        self._left: Plan | None = None
+        """The plan whose plugin leaves the rest of the epoch's steps to the phase."""
 
     def call(self, plan: Plan) -> Callable[[Learner, Step], Any]:
         """The function that runs a step: the phase's own, or a plugin's in its place."""
-        return self._phase.step if plan.take_step is None else partial(self._taken, plan.take_step)
+        if plan.take_step is None or plan is self._left:
+            return self._phase.step
+        return partial(self._taken, plan.take_step)
+
+    def leave(self, plan: Plan) -> None:
+        """Run the phase's own steps in this epoch, until the plugins change."""
+        self._left = plan
 
     def _taken(self, take: Callable[[Step, Callable[[], None]], Any], learner: Learner, step: Step) -> None:
         take(step, partial(self._own, learner, step))

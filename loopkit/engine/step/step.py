@@ -20,7 +20,7 @@ from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, Updat
 from loopkit.phases import TRAINING_EVENTS
 
 if TYPE_CHECKING:
-    from loopkit.engine.compile.plan import Fire
+    from loopkit.engine.compile.plan import Fire, Plan
     from loopkit.engine.life.epoch import Epoch
     from loopkit.engine.life.logbook import Logbook
     from loopkit.engine.step.window import Window, WindowState
@@ -39,6 +39,7 @@ class StepContext:
 
     epoch: Epoch
     phase: Phase
+    plan: Plan
     fire: dict[type[Event], Fire | None]
     """The call of the plugins, for every event that may fire; None without listeners."""
     optimizer_step: Callable[..., Any] | None
@@ -99,6 +100,10 @@ class StepContext:
 
     def note_idle(self) -> None:
         """Note a step that does not train by intent."""
+        raise NotImplementedError
+
+    def leave_steps(self) -> None:
+        """Leave the rest of the epoch's steps to the phase, without the plugin that takes them."""
         raise NotImplementedError
 
     def count_update(self) -> None:

@@ -56,7 +56,7 @@ class Compiling:
 
     def expect(self, shape: Shape, learner: Learner) -> None:
         """Let the process that compiles import the compiler while the step is recorded."""
-        shape.looks_like = looks(shape, learner)
+        shape.looks_like = shape.looks_like or looks(shape, learner)
         shape.known = shape.known or worker.is_known(shape.looks_like, self.began)
         if self.is_beside and not worker.is_known(shape.looks_like, time.time()):
             with suppress(NotHandedOver, OSError):
@@ -154,7 +154,8 @@ class Compiling:
             seconds = SECONDS + SECONDS_A_NODE * nodes
             repaid = left * eager * SAVES >= seconds
         else:
-            is_known = shape.known or worker.is_known(looks(shape, learner), self.began)
+            shape.looks_like = shape.looks_like or looks(shape, learner)
+            is_known = shape.known or worker.is_known(shape.looks_like, self.began)
             seconds = estimate.record_seconds(nodes) + (0.0 if is_known else estimate.build_seconds(nodes))
             after = self._seconds_with(left * eager, estimate.part_left(parameters, eager), nodes, is_known)
             repaid = after + COMPARED * eager < LEAST * left * eager

@@ -251,9 +251,27 @@ class Recording:
             )
         for rate, group in zip(self._rates, self.cells.groups, strict=True):
             rate[()] = float(group["lr"])
-        sums = [value for metric in self._metrics for value in _tensors(metric).values()]
+        sums = [value for _, value in self.tensors_of_metrics()]
         grads = [p.grad for p in self.params() if p.grad is not None] if self.window.steps else []
         return [*tensors, *self.cells.state(), *self.rates, *sums, *grads, *[leaves[i] for i in self.where]]
+
+    def tensors_of_metrics(self) -> list[tuple[Metric, Tensor]]:
+        """The tensors of the fed metrics, each with its metric."""
+        return [(metric, value) for metric in self._metrics for value in _tensors(metric).values()]
+
+    def standing(self, learner: Learner) -> list[Tensor] | None:
+        """The learner's tensors; None if something that the graph holds for constant has changed."""
+        if learner.loss_fn is not self.sealed.loss_fn:
+            return None
+        try:
+            tensors = self.cells.tensors()
+            now = [holder[key] for holder, key in self.cells.scalars]
+            now += [each.requires_grad for each in tensors]
+        except (KeyError, AttributeError):  # one of them is gone
+            return None
+        if now != self.constants or any(self.cells.hooks) or private.have_hooks(tensors):
+            return None
+        return tensors
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
         """Whether they are of the kinds that the graph was compiled for, which it does not look at itself.
@@ -516,9 +534,13 @@ class Recording:
 
     # Replaying
 
+    def is_cast(self) -> bool:
+        """Whether autocast is on."""
+        return any(map(torch.is_autocast_enabled, self._devices))
+
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Any]:
         """Replay the graph."""
-        if any(map(torch.is_autocast_enabled, self._devices)):
+        if self.is_cast():
             with self._without_grad, autocast_off():
                 return self.call(*inputs)  # type: ignore[no-any-return]
         with self._without_grad:
@@ -539,18 +561,21 @@ class Recording:
             name: outputs[places.only] if places.kind == "output" else places.made(outputs, leaves)
             for name, places in self.values.items()
         }
-        values[REPLAYED] = self._ends
+        self.mark(values)
         if not self.phase.training:
-            self._give(outputs, leaves, "")
+            self.give(outputs, leaves)
             vars(step).update(values)
             return
         grads = {name: [None if at is None else outputs[at] for at in each] for name, each in self.grads.items()}
-
-        self._give(outputs, leaves, "")
-        before = partial(self._give, outputs, leaves) if len(self.windows) > 1 else None
+        self.give(outputs, leaves)
+        before = partial(self.give, outputs, leaves) if len(self.windows) > 1 else None
         step.applied(values, grads, before=before)
 
-    def _give(self, outputs: Sequence[Any], leaves: Sequence[Any], optimizer: str) -> None:
+    def mark(self, values: dict[str, Any]) -> None:
+        """Note among a step's values that it was replayed."""
+        values[REPLAYED] = self._ends
+
+    def give(self, outputs: Sequence[Any], leaves: Sequence[Any], optimizer: str = "") -> None:
         """Set what hooks set of their plugins."""
         for (plugin, attribute), places in self.sets.get(optimizer, {}).items():
             setattr(self._owners[plugin], attribute, places.made(outputs, leaves))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from loopkit_whole_step.record import Recording
+    from loopkit_whole_step.replay import Replay
     from loopkit_whole_step.worker import Build
 
 
@@ -60,6 +61,8 @@ class Shape:
     """Steps in a row that came out a little different."""
     since: int = 0
     """Steps that were replayed since."""
+    replay: Replay | None = None
+    """Replays its steps in a row."""
 
     takes: int = 0
     """The graph takes over after so many steps of the shape."""
@@ -94,6 +97,11 @@ class Shape:
         """The step's name in messages."""
         phase, _, rest = self.name.partition(" ")
         return f"the step of {phase!r} for {rest.rpartition(' (')[0]}"
+
+    def begin_anew(self, count: int) -> None:
+        """Drop a decision; the shape has come so many times."""
+        self.recording, self.looks_like, self.mode = None, "", "counted"
+        self.count, self.checks = count, 0
 
     def compiled(self, recording: Recording) -> None:
         """Note that a recording has its graph."""

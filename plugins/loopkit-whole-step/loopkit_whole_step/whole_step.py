@@ -18,10 +18,10 @@ from loopkit import Event, hookimpl
 from loopkit.author import Shown, is_count, say
 from loopkit.errors import PluginError
 from loopkit.events import StepEnd, UpdateEnd
-from loopkit_whole_step import private
 from loopkit_whole_step.cells import SCALARS, Cells
 from loopkit_whole_step.compiling import Compiling, steps_left
 from loopkit_whole_step.record import REPLAYED, Backend, Hook, Hooks, Recording, Unliftable
+from loopkit_whole_step.replay import Replay, Same, in_a_row
 from loopkit_whole_step.sealed import Refused
 from loopkit_whole_step.shapes import UNTRAINED, Shape, nothing
 from loopkit_whole_step.verify import Comparison
@@ -136,6 +136,8 @@ class WholeStep(Shown):
         """By phase, the epoch in which it was last looked whether the rest of it stays eager."""
         self._rests: dict[str, Callable[[], Any]] = {}
         """By phase, the epoch whose remaining steps stay eager."""
+        self._replays: dict[str, Replay | Same] = {}
+        """By phase that does not train, the graph of its last step, or the form of its batch if it was eager."""
 
     # The step
 
@@ -145,6 +147,9 @@ class WholeStep(Shown):
         epoch = step.frame.epoch
         if epoch is self._rests.get(phase.name, nothing)() or phase.own_updates or not step.samples:
             default()
+            return
+        last = self._replays.get(phase.name)
+        if last is not None and last.takes(learner, step, default):
             return
         batch = step.batch
         if batch.__class__ is tuple or batch.__class__ is list:
@@ -172,23 +177,15 @@ class WholeStep(Shown):
             shape = self._shape(phase, key, window, others, leaves)
         recording = shape.recording
         if shape.mode == "graph" and recording is not None and epoch is shape.epoch() and shape.plan() is epoch.plan:
-            tensors = recording.cells.tensors()
-            if self._stands(recording, learner, tensors):
+            tensors = recording.standing(learner)
+            if tensors is not None and recording.samples == step.samples:
                 inputs = recording.inputs(epoch, leaves, tensors)
                 if recording.fits(inputs):
                     shape.since += self._replay(recording, inputs, step, leaves, default)
+                    if not phase.training:
+                        in_a_row(self._replays, shape, epoch, step, inputs)
                     return
         self._other(shape, learner, phase, epoch, step, default, leaves)
-
-    @staticmethod
-    def _stands(recording: Recording, learner: Learner, tensors: Sequence[Tensor]) -> bool:
-        """Whether all that the graph holds for constant is so."""
-        if learner.loss_fn is not recording.sealed.loss_fn:
-            return False
-        cells = recording.cells
-        now = [holder[key] for holder, key in cells.scalars]
-        now += [each.requires_grad for each in tensors]
-        return now == recording.constants and not any(cells.hooks) and not private.have_hooks(tensors)
 
     def _shape(self, phase: Phase, key: Any, window: Any, others: Any, leaves: Sequence[Any]) -> Shape:
         """A shape that has not come before in this process."""
@@ -232,16 +229,19 @@ class WholeStep(Shown):
         leaves: Sequence[Any],
     ) -> None:
         """A step that is not just replayed."""
-        if shape.mode == "eager":
-            if self._looked.get(phase.name, nothing)() is not epoch:
-                self._looked[phase.name] = ref(epoch)
-                self._decide_anew(learner, phase, epoch)
-                self._rests[phase.name] = ref(epoch) if self._may_rest(shape, learner, epoch) else nothing
+        if shape.mode == "eager" and self._looked.get(phase.name, nothing)() is not epoch:
+            self._looked[phase.name] = ref(epoch)
+            self._rests.pop(phase.name, None)
+            self._decide_anew(learner, phase, epoch)
         if shape.mode == "eager":
             default()
+            self._leave(shape, learner, epoch, step)
             return
         if shape.mode == "building" and shape.recording is not None and not self._compiling.is_due(shape):
             shape.count += 1
+            default()
+            return
+        if shape.recording is not None and shape.recording.samples != step.samples:
             default()
             return
         if shape.recording is not None:
@@ -303,14 +303,14 @@ class WholeStep(Shown):
 
     def _decide_anew(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Count the eager shapes whose reason is gone, such as a plugin, as new ones: an epoch begins."""
-        reason = self._hindrance(learner, phase, epoch)
+        eager = [each for each in self._of(phase) if each.mode == "eager"]
+        hindered = any(each.everywhere for each in eager) and bool(self._hindrance(learner, phase, epoch))
         left = steps_left(learner, epoch)
-        for shape in self.shapes.values():
-            if shape.mode == "eager" and shape.name.startswith(f"{phase.name} "):
-                more = shape.left is not None and (self.when == "always" or left > shape.left)
-                if more or (shape.everywhere and not reason):
-                    shape.mode, shape.reason, shape.everywhere, shape.left = "counted", "", False, None
-                    shape.count = max(shape.count, COMES + 1)
+        for shape in eager:
+            more = shape.left is not None and (self.when == "always" or left > shape.left)
+            if more or (shape.everywhere and not hindered):
+                shape.reason, shape.everywhere, shape.left = "", False, None
+                shape.begin_anew(max(shape.count, COMES + 1))
 
     def _hindrance(self, learner: Learner, phase: Phase, epoch: Epoch) -> str:
         """Why no step of a phase can be recorded; empty if no reason is known."""
@@ -324,13 +324,27 @@ class WholeStep(Shown):
             return str(refused)
         return ""
 
+    def _leave(self, shape: Shape, learner: Learner, epoch: Epoch, step: Step) -> None:
+        """Leave an epoch's other steps, or those of the same form, to its phase: one of them stays eager."""
+        phase = epoch.phase
+        if phase.name not in self._rests:
+            self._rests[phase.name] = ref(epoch) if self._may_rest(shape, learner, epoch) else nothing
+        if self._rests[phase.name]() is epoch:
+            step.frame.leave_steps()
+        elif not phase.training:
+            self._replays[phase.name] = Same(epoch, step, not self._is_compiled(phase))
+
     def _may_rest(self, shape: Shape, learner: Learner, epoch: Epoch) -> bool:
         """Whether no step of this epoch will be compiled, judged by an eager shape."""
-        mine = self._of(epoch.phase)
-        if any(each.mode in ("building", "compared", "timed", "graph") for each in mine):
+        if self._is_compiled(epoch.phase):
             return False
+        mine = self._of(epoch.phase)
         slowest = max((min(each.eager) for each in mine if each.eager), default=math.inf)
         return shape.everywhere or self._compiling.too_few(steps_left(learner, epoch), slowest)
+
+    def _is_compiled(self, phase: Phase) -> bool:
+        """Whether a step of a phase is compiled, or about to be."""
+        return any(each.mode in ("building", "compared", "timed", "graph") for each in self._of(phase))
 
     def _of(self, phase: Phase) -> list[Shape]:
         """The shapes of a phase."""
@@ -361,7 +375,7 @@ class WholeStep(Shown):
             self._refuse(shape, str(refused))
             return
         if changed:
-            shape.recording, shape.mode, shape.count, shape.checks = None, "counted", 0, 0
+            shape.begin_anew(0)
             shape.changes += 1
             if shape.changes > CHANGES:
                 self._refuse(shape, f"{changed} changes from time to time")
@@ -537,7 +551,7 @@ class WholeStep(Shown):
                 self._hooks = None
                 for shape in self.shapes.values():
                     if shape.recording is comparison.recording:
-                        shape.recording, shape.mode, shape.count, shape.checks = None, "counted", COMES, 0
+                        shape.begin_anew(COMES)
                 self._say(f"{plugin} is updated after the compiled step: {difference}")
 
     def _refuse(self, shape: Shape, reason: str, quiet: bool = False) -> None:
@@ -602,7 +616,7 @@ class WholeStep(Shown):
                 if shape.mode in ("timed", "graph"):  # what another torch compiles is compared anew
                     shape.mode, shape.checks = "compared", 0
         self._compiling.began = state.get("began", self._compiling.began)
-        self._keys, self._hooks = {}, None
+        self._keys, self._hooks, self._replays = {}, None, {}
         self._after = set(state["after"])
 
 
