@@ -325,7 +325,7 @@ class WholeStep(Shown):
         return ""
 
     def _leave(self, shape: Shape, learner: Learner, epoch: Epoch, step: Step) -> None:
-        """Leave an epoch's other steps, or those of the same form, to its phase: one of them stays eager."""
+        """Leave the other steps of an epoch to its phase, or the like ones, after an eager step."""
         phase = epoch.phase
         if phase.name not in self._rests:
             self._rests[phase.name] = ref(epoch) if self._may_rest(shape, learner, epoch) else nothing
