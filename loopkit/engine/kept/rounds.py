@@ -11,20 +11,25 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopkit.base import generators
 from loopkit.base.digest import digest
 from loopkit.base.kinds import ANY, COUNT, LIST, MAPPING, NUMBERS, Kind, wrong
 from loopkit.base.notes import warn
 from loopkit.base.words import half_a_state
+from loopkit.engine.kept.data.data_parts import OF_DATA
 from loopkit.engine.kept.values import nbytes, pack, unpack
-from loopkit.engine.kept.witness.walk import walk
+from loopkit.engine.kept.witness.functions import held_in_code
+from loopkit.engine.kept.witness.looks import is_shut
+from loopkit.engine.kept.witness.walk import Found, walk
 from loopkit.errors import PhaseError
 from loopkit.progress import Progress
 
 LARGE = 1 << 20
 """Bytes from which a value of `once` is named by its digest, so that it is written once and not in each checkpoint."""
+PLAIN_MODULES = ("builtins", "collections", "functools")
+"""Modules of Python whose objects, such as lists, functions and partials, hold what the user's code gave them."""
 MOMENT: dict[str, Kind] = {"generators": MAPPING, "own": MAPPING, "metrics": NUMBERS, "progress": MAPPING}
 VALUE: dict[str, Kind] = {
     "round": COUNT,
@@ -115,6 +120,8 @@ class Round:
         self._begun: Begun | None = None
         self._replay: Replay | None = None
         self._values: dict[str, Value] = {}
+        self._left: dict[str, Any] = {}
+        """The states of a loaded round, of generators that are found when `once` is called."""
 
     # What it keeps beside the global generators
 
@@ -145,6 +152,19 @@ class Round:
                 if generators.is_generator(found.value) and id(found.value) not in known:
                     known.add(id(found.value))
                     self._own[f"{root}.{found.path}"] = found.value
+
+    def _find_in(self, name: str, make: Callable[..., Any]) -> None:
+        """Keep the random generators that the function of a value closes over or names, from where they were saved."""
+        known = {id(each) for each in self._own.values()}
+        is_open = lambda found: id(found.value) not in known and _is_open(found)  # noqa: E731
+        for found in walk(make, enter=is_open, held_by=held_in_code):
+            value = found.value
+            if not generators.is_generator(value) or id(value) in known or generators.is_global(value):
+                continue
+            path = f"once.{name}.{found.path}"
+            self._own[path] = value
+            if path in self._left:
+                _load(value, self._left.pop(path))
 
     def kept(self) -> list[Any]:
         """Return the generators and objects that it keeps."""
@@ -182,6 +202,7 @@ class Round:
         """Start with the values of `once` that a state holds; the round itself is begun by `begin_round`."""
         held = {} if saved is None else saved["values"]
         self._values = {name: Value.of(each) for name, each in held.items()}
+        self._left = {} if saved is None else dict(saved["now"])
         self._begun = self._replay = None
 
     def end(self, error: BaseException | None) -> None:
@@ -189,6 +210,7 @@ class Round:
         self._begun = self._replay = None
         self._values = {}
         self._own = {}
+        self._left = {}
 
     def put_now(self, saved: Mapping[str, Any]) -> None:
         """Put the loop's own objects and generators where they were at a save between two rounds."""
@@ -261,6 +283,7 @@ class Round:
             )
         if not isinstance(name, str) or "." in name:
             raise PhaseError(f"rounds.once({name!r}, ...): the name is a string without dots")
+        self._find_in(name, make)
         held = self._values.get(name)
         if held is None or held.round != self._begun.number:
             held = self._values[name] = self._made(name, make, held)
@@ -328,6 +351,14 @@ class Round:
             for name, each in own["values"].items()
         }
         return {**own, "begin": moments[0], "turns": moments[1:], "values": values, "now": {}}
+
+
+def _is_open(found: Found) -> bool:
+    """Whether an object can hold generators of the function: data, models and learners have generators of their own."""
+    kind = type(found.value)
+    if issubclass(kind, (*OF_DATA, nn.Module)):
+        return False
+    return kind.__module__ in PLAIN_MODULES or not is_shut(kind)
 
 
 def _state_of(value: Any) -> Any:

@@ -685,3 +685,56 @@ def test_state_of_two_processes_gives_each_its_own_round_and_more_of_them_no_gen
         other = part.share(saved, 3, 4)
     assert other["begin"]["generators"] == other["turns"][0]["own"] == {}
     assert other["values"]["x"]["value"] == 1
+
+
+# Generators of the functions of `once`
+
+
+class Env:
+    """An environment that draws from a generator of its own."""
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def collect(self):
+        return torch.tensor([[self.rng.random() for _ in range(3)] for _ in range(12)])
+
+
+def draw(rng, count=12):
+    return torch.tensor(rng.random((count, 3)), dtype=torch.float32)
+
+
+def closing_over():
+    rng = numpy.random.default_rng(3)
+    return lambda: draw(rng)
+
+
+MAKERS = {
+    "a closure": closing_over,
+    "a method": lambda: Env(random.Random(3)).collect,
+    "a partial": lambda: partial(draw, rng=numpy.random.default_rng(3)),
+    "an object in a list": lambda: partial(lambda envs: envs[0].collect(), [Env(random.Random(3))]),
+    "the value before": lambda: partial(
+        lambda rng, x: (0 if x is None else x) + draw(rng), numpy.random.default_rng(3)
+    ),
+}
+
+
+def rounds_with(make, saver, pause=None):
+    learner = learner_of(saver, *([PausesAt(pause)] if pause else []))
+    rounds = learner.rounds(epochs=4)
+    for _ in rounds:
+        learner.run("train", data_of(torch.ones(4, 3)))
+        x = rounds.once("x", make)
+        learner.run("train", data_of(x))
+    return end_of(learner)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_generators_that_the_function_of_a_value_holds_go_on_from_where_they_were(kind, tmp_path):
+    whole = rounds_with(MAKERS[kind](), Keeps())
+    for pause in (1, 2, 4, 5, 7, 9, 12):
+        directory = tmp_path / str(pause)
+        with suppress(SystemExit):
+            rounds_with(MAKERS[kind](), directory, pause)
+        assert all(map(torch.equal, rounds_with(MAKERS[kind](), directory), whole)), pause
