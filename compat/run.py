@@ -21,7 +21,9 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULTS = HERE / "results.json"
-LOOPKIT = [".", *(f"plugins/loopkit-{name}" for name in ("control", "data", "huggingface", "metrics", "optuna", "sam"))]
+NAMES = ("control", "data", "huggingface", "metrics", "mlflow", "optuna", "sam", "wandb")
+"""The distributions that the files use."""
+LOOPKIT = [".", *(f"plugins/loopkit-{name}" for name in NAMES)]
 """What is installed of this repository."""
 MEMORY = Path("/dev/shm")
 MINUTES = 20
@@ -47,7 +49,7 @@ def base(cache: Path) -> Path:
     folder = cache / "base"
     python = folder / "bin" / "python"
     made = folder / "made"
-    words = (ROOT / "constraints.txt").read_text() + str(ROOT)
+    words = (ROOT / "constraints.txt").read_text() + str(ROOT) + " ".join(LOOPKIT)
     key = hashlib.sha256(words.encode()).hexdigest()
     if made.exists() and made.read_text() == key:
         return python
