@@ -1,8 +1,8 @@
-"""torchao: weights in int8 or fp8 that are trained further, and optimizers with states of 8 and 4 bits."""
+"""torchao: optimizers with states of 8 and 4 bits."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from checks import Program, main
@@ -12,13 +12,8 @@ from torchao.optim import AdamW4bit, AdamW8bit, AdamWFp8
 NEEDS = ["torchao==0.18.0"]
 
 
-REASON = "its states have a tensor class from torchao, each with several tensors within; save with `weights_only=True`"
-
-
 class Wide(Program):
     """Large enough for states of fewer bits: torchao keeps small tensors in float32."""
-
-    known: ClassVar[dict[str, str]] = {"best": REASON, "resume": REASON}
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 1024), nn.Tanh(), nn.Linear(1024, 8), nn.Tanh(), nn.Linear(8, 2))

@@ -172,8 +172,7 @@ class _Encoder:
             return self.value(plain, path)
         if (tagged := self._tagged(value, path)) is not None:
             return tagged
-        more = ", or only the weights, Checkpoint(weights_only=True)" if path[:1] == ("optimizers",) else ""
-        raise self._error(path, f"{_describe(value)} cannot be saved: {_fix(value)}{more}")
+        raise self._error(path, f"{_describe(value)} cannot be saved: {_fix(value)}{_way_out(path)}")
 
     def _tagged(self, value: Any, path: Path) -> dict[str, Any] | None:
         """An array, bytes, or a constant of torch, under its tag; None if it is none of them."""
@@ -254,7 +253,7 @@ class _Encoder:
         if id(tensor) in self._names:
             return self._names[id(tensor)]
         if why := refusal(tensor):
-            raise self._error(path, f"is {why}")
+            raise self._error(path, f"is {why}{_way_out(path)}")
         parts = [str(part).encode("utf-8", "backslashreplace").decode() for part in path]
         base = ".".join([self.where, *parts] if self.where else parts) or "tensor"
         name = base
@@ -279,6 +278,11 @@ class _Encoder:
 
     def _error(self, path: Path, what: str) -> StateError:
         return StateError(f"{self._name(path) or 'the state'}: {what}")
+
+
+def _way_out(path: Path) -> str:
+    """What else can be saved where an optimizer's state cannot."""
+    return ", or only the weights, Checkpoint(weights_only=True)" if path[:1] == ("optimizers",) else ""
 
 
 class _Decoder:

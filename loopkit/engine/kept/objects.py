@@ -1,4 +1,8 @@
-"""objects: plain objects in the state of an optimizer, saved by their attributes, and made again from them."""
+"""objects: plain objects in the state of an optimizer, saved by their attributes, and made again from them.
+
+Tensors of a class with several tensors within, such as states of 8 bits, are saved by these, if their package has
+declared the class safe to load, by ``torch.serialization.add_safe_globals``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from loopkit.errors import StateError
@@ -24,6 +29,8 @@ OWN_FORMS = (
     "__getnewargs_ex__",
 )
 """Methods of classes whose objects are more than their attributes."""
+TENSOR_FORM = {".tensor_class", ".tensors", ".context", ".size", ".stride"}
+"""The keys of the saved form of a tensor that is made of others."""
 DEEPEST = 100
 SEQUENCES = (list, tuple, deque)
 
@@ -41,18 +48,23 @@ def taken_apart(value: Any, package: str) -> Any:
 def put_together(value: Any, package: str, move: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
     """Undo `taken_apart`, with tensors of the objects moved.
 
-    Nothing is imported, and no code of the class runs.
+    Nothing is imported, and no code of the class runs but ``__tensor_unflatten__``.
 
     Raises:
         StateError: A class is unknown here, of another package, or not one whose objects `taken_apart` saves.
     """
 
+    def moved(parts: Any) -> Any:
+        return _mapped(parts, lambda part: move(part) if isinstance(part, Tensor) else part, 0)
+
     def made(each: Any) -> Any:
-        if type(each) is not dict or each.keys() != {OBJECT, ATTRIBUTES}:
+        if _is_tensor_form(each):
+            return _tensor(each, moved(each[".tensors"]), package)
+        if not _is_object_form(each):
             return each
-        cls = _known(each[OBJECT], package)
+        cls = _known(each[OBJECT], package, is_plain)
         value: Any = object.__new__(cls)
-        vars(value).update(_mapped(each[ATTRIBUTES], lambda part: move(part) if isinstance(part, Tensor) else part, 0))
+        vars(value).update(moved(each[ATTRIBUTES]))
         return value
 
     return _mapped(value, made, 0, last=True)
@@ -63,11 +75,13 @@ def problems(value: Any, package: str) -> list[str]:
     found: dict[str, None] = {}
 
     def look(each: Any) -> Any:
-        if type(each) is dict and each.keys() == {OBJECT, ATTRIBUTES}:
-            try:
-                _known(each[OBJECT], package)
-            except StateError as error:
-                found[str(error)] = None
+        try:
+            if _is_tensor_form(each):
+                _known(each[".tensor_class"], package, is_made_of_tensors)
+            elif _is_object_form(each):
+                _known(each[OBJECT], package, is_plain)
+        except StateError as error:
+            found[str(error)] = None
         return each
 
     _mapped(value, look, 0)
@@ -83,21 +97,64 @@ def is_plain(cls: type) -> bool:
     return _named(cls.__module__, cls.__qualname__) is cls
 
 
+def is_made_of_tensors(cls: type) -> bool:
+    """Whether tensors of a class consist of others, and its package has declared it safe to load."""
+    if not issubclass(cls, Tensor) or not hasattr(cls, "__tensor_unflatten__"):
+        return False
+    return cls in torch.serialization.get_safe_globals() and _named(cls.__module__, cls.__qualname__) is cls
+
+
+def tensors_within(value: Tensor) -> dict[str, Tensor]:
+    """Return the tensors that a tensor consists of; none, if it is one of torch's own."""
+    if not is_made_of_tensors(type(value)):
+        return {}
+    each: Any = value
+    return {name: getattr(value, name) for name in each.__tensor_flatten__()[0]}
+
+
 def _form(value: Any, package: str) -> Any:
     cls = type(value)
-    if cls.__module__.partition(".")[0] != package or isinstance(value, type) or not is_plain(cls):
+    if cls.__module__.partition(".")[0] != package or isinstance(value, type):
         return value
-    return {OBJECT: f"{cls.__module__}:{cls.__qualname__}", ATTRIBUTES: dict(vars(value))}
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if is_made_of_tensors(cls):
+        context = value.__tensor_flatten__()[1]
+        shape = {".size": tuple(value.size()), ".stride": tuple(value.stride())}
+        return {".tensor_class": name, ".tensors": tensors_within(value), ".context": context, **shape}
+    if not is_plain(cls):
+        return value
+    return {OBJECT: name, ATTRIBUTES: dict(vars(value))}
 
 
-def _known(name: Any, package: str) -> type:
+def _is_object_form(value: Any) -> bool:
+    return type(value) is dict and value.keys() == {OBJECT, ATTRIBUTES}
+
+
+def _is_tensor_form(value: Any) -> bool:
+    return type(value) is dict and value.keys() == TENSOR_FORM
+
+
+def _tensor(form: Mapping[str, Any], tensors: Any, package: str) -> Tensor:
+    """Make a tensor again from those that it consists of."""
+    cls: Any = _known(form[".tensor_class"], package, is_made_of_tensors)
+    try:
+        made = cls.__tensor_unflatten__(tensors, form[".context"], form[".size"], form[".stride"])
+        fits = type(made) is cls and tensors_within(made).keys() == tensors.keys()
+    except Exception as error:
+        raise StateError(f"its tensor of class {form['.tensor_class']!r:.200} cannot be made again: {error}") from error
+    if not fits:
+        raise StateError(f"its tensor of class {form['.tensor_class']!r:.200} cannot be made again from its parts")
+    return made  # type: ignore[no-any-return]
+
+
+def _known(name: Any, package: str, fits: Callable[[type], bool]) -> type:
     module, _, path = name.partition(":") if isinstance(name, str) else ("", "", "")
     if module.partition(".")[0] != package:
         raise StateError(
             f"it holds an object of class {name!r:.200}, which is not of the optimizer's package {package!r}"
         )
     cls = _named(module, path)
-    if not isinstance(cls, type) or not is_plain(cls):
+    if not isinstance(cls, type) or not fits(cls):
         raise StateError(
             f"it holds an object of class {name!r:.200}, which is not here, or has a form of its own: use the version "
             f"of {package!r} that saved it"

@@ -384,6 +384,9 @@ def _numbers_differ(saved: Any, now: Any) -> bool:
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
+    if within := objects.tensors_within(one):
+        others = objects.tensors_within(other)
+        return within.keys() == others.keys() and all(_same_bits(within[name], others[name]) for name in within)
     if one.layout is not torch.strided or other.layout is not torch.strided:
         return True
     return torch.equal(raw(one.detach().cpu()), raw(other.detach().cpu()))
