@@ -397,5 +397,6 @@ def _shown(value: Any) -> str:
         return "missing"
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        return f"{dtype} {value.item()}" if value.numel() == 1 else f"a tensor of {dtype} {tuple(value.shape)}"
+        one = value.numel() == 1 and not objects.tensors_within(value)
+        return f"{dtype} {value.item()}" if one else f"a tensor of {dtype} {tuple(value.shape)}"
     return shown(value)
