@@ -281,7 +281,7 @@ class _Encoder:
 
 
 def _way_out(path: Path) -> str:
-    """What else can be saved where an optimizer's state cannot."""
+    """The end of a message about an optimizer's state: only the weights can be saved."""
     return ", or only the weights, Checkpoint(weights_only=True)" if path[:1] == ("optimizers",) else ""
 
 
