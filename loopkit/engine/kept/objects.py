@@ -135,7 +135,7 @@ def _is_tensor_form(value: Any) -> bool:
 
 
 def _tensor(form: Mapping[str, Any], tensors: Any, package: str) -> Tensor:
-    """Make a tensor again from those that it consists of."""
+    """Make a tensor again from the tensors within."""
     cls: Any = _known(form[".tensor_class"], package, is_made_of_tensors)
     try:
         made = cls.__tensor_unflatten__(tensors, form[".context"], form[".size"], form[".stride"])
