@@ -167,8 +167,8 @@ class Round:
                 _load(value, self._left.pop(path))
 
     def kept(self) -> list[Any]:
-        """Return the generators and objects that it keeps."""
-        return list(self._own.values())
+        """Return the generators and objects that it keeps, and the learner's metrics and counts."""
+        return [*self._own.values(), self._metrics, self._progress]
 
     def _look(self, since: Moment | None = None) -> Moment:
         """Return the moment; of generators and objects only those that have moved since another one."""

@@ -16,7 +16,7 @@ from loopkit.engine.kept.witness.functions import held_in_code, methods_of
 from loopkit.engine.kept.witness.looks import Leave, Scope, is_learner_of
 from loopkit.engine.kept.witness.root import Root
 from loopkit.engine.kept.witness.torch_hooks import Hook, hooks_of_all, hooks_of_module, hooks_of_optimizer
-from loopkit.engine.kept.witness.walk import Found
+from loopkit.engine.kept.witness.walk import Found, has_attributes
 from loopkit.plugin import declared
 
 OF_TORCH = ("defaults", "state", "param_groups", "found_inf", "grad_scale")
@@ -76,7 +76,9 @@ class RootsOfLearner:
         self._phases = list(phases)
         self._switched = switched
         owned = [*models.values(), *optimizers.values(), *plugins.values(), loss_fn, *self._phases]
-        self._owned = {id(each) for each in (*owned, *kept)}
+        shown = [part for optimizer in optimizers.values() for part in _parts_of(optimizer)]
+        shown += [part for plugin in plugins.values() if _saves_all(plugin) for part in _containers(plugin)]
+        self._owned = {id(each) for each in (*owned, *kept, *shown)}
 
     def __iter__(self) -> Iterator[Root]:
         for name, model in self._models.items():
@@ -94,7 +96,7 @@ class RootsOfLearner:
                 yield Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, self._leave(optimizer, saved, "_"))
         yield from map(self._of_phase, self._phases)
         for name, plugin in self._plugins.items():
-            if not (has_state(plugin) and is_shipped(plugin)):
+            if not _saves_all(plugin):
                 yield self._of_plugin(name, plugin)
         for owner, hook in self._hooks():
             if id(hook.function) not in self._owned:
@@ -136,10 +138,12 @@ class RootsOfLearner:
         return frozenset(name.split(".")[1] for name in owned if name.startswith("model."))
 
     def saved(self) -> Iterator[Tensor]:
-        """The parameters and buffers of its modules."""
+        """The parameters and buffers of its modules, and the states of its optimizers."""
         for model in (*self._models.values(), *self._extras.values()):
             yield from model.parameters()
             yield from model.buffers()
+        for optimizer in self._optimizers.values():
+            yield from _moments(optimizer)
 
     def _leave(self, root: Any = None, names: Iterable[str] = (), prefix: str = " ") -> Leave:
         """Return the objects to leave out: other roots, and attributes of the root with these names or this prefix."""
@@ -167,6 +171,32 @@ def is_shipped(plugin: Any) -> bool:
     """Whether a plugin is of loopkit or of one of its distributions, which have tests of their states."""
     home = type(plugin).__module__.partition(".")[0]
     return home == "loopkit" or home.startswith("loopkit_")
+
+
+def _saves_all(plugin: Any) -> bool:
+    """Whether the state of a plugin holds all that it keeps: the tests of the distributions show that."""
+    return has_state(plugin) and is_shipped(plugin)
+
+
+def _containers(plugin: Any) -> Iterator[Any]:
+    """Yield the containers that are attributes of a plugin."""
+    if has_attributes(plugin):
+        yield from (each for each in vars(plugin).values() if isinstance(each, (list, dict, set)))
+
+
+def _parts_of(optimizer: Optimizer) -> Iterator[Any]:
+    """Yield the state and the groups of an optimizer, which a state holds."""
+    groups = getattr(optimizer, "param_groups", None)
+    found = [getattr(optimizer, "state", None), groups, *(groups if isinstance(groups, list) else ())]
+    yield from (each for each in found if each is not None)
+
+
+def _moments(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the tensors in the state of an optimizer."""
+    states = getattr(optimizer, "state", None)
+    for state in states.values() if isinstance(states, Mapping) else ():
+        if isinstance(state, dict):
+            yield from (each for each in state.values() if isinstance(each, Tensor))
 
 
 def _is_of_torch(optimizer: Optimizer) -> bool:

@@ -5,6 +5,7 @@ It reads attributes and built-in containers, and runs no code of the user's (`lo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from loopkit.engine.kept.witness.forgotten import Contents
 from loopkit.engine.kept.witness.looks import Clocks, is_in_function, look, moved
 from loopkit.engine.kept.witness.module_looks import ModuleLooks
 from loopkit.engine.kept.witness.root import Root
+from loopkit.engine.kept.witness.walk import HOLDERS
 
 NAMED = 5
 """How many attributes a message names at most."""
@@ -131,7 +133,8 @@ class _Record:
     def message(self, paths: list[str]) -> str:
         root = self.root
         listed = some([repr(path or "order") for path in paths], NAMED)
-        attributes = dict.fromkeys(_attribute(path, root.scope.lazy) for path in paths if path not in self.in_code)
+        own = [_past_callables(path, root.object) for path in paths if path not in self.in_code]
+        attributes = dict.fromkeys(_attribute(path, root.scope.lazy) for path in own if path)
         names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
         cure = root.cure.format(names) if attributes else IN_CODE
         holder = "no checkpoint holds" if root.state is None else "its state_dict leaves out"
@@ -182,6 +185,15 @@ def _memory(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError, ValueError):  # a sparse, meta, wrapped or lazy one
         return 0
+
+
+CALLABLES = re.compile(r"(?:(?:func|__self__|args\[\d+\]|keywords\['[^']*'\])(?:\.|$))+")
+"""The begin of a path through bound methods and ``functools.partial``."""
+
+
+def _past_callables(path: str, root: Any) -> str:
+    """The path below the object that a bound method or a partial calls, or is given; empty for that object itself."""
+    return CALLABLES.sub("", path, count=1) if type(root) in HOLDERS and CALLABLES.match(path) else path
 
 
 def _attribute(path: str, last: bool) -> str:

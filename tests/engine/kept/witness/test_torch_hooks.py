@@ -1,5 +1,6 @@
 """Hooks of torch that keep something: what they move, and no state holds, is named once at the first save."""
 
+import functools
 import warnings
 
 import pytest
@@ -98,6 +99,51 @@ def test_whatever_a_hook_moves_is_named(kind, tmp_path):
     [message] = named_with(tmp_path, "forward hook", HOOKS[kind]())
     assert message.startswith("forward hook 1 of '0' in model 'model' (")
     assert "'n'" in message.partition("since")[0] or "'__self__.n'" in message
+
+
+class Nested(Counter):
+    def __init__(self):
+        super().__init__()
+        self.inner = Counter()
+
+    def deep(self, *args):
+        self.inner.n += 1
+
+
+def counting(counter, *args):
+    counter.n += 1
+
+
+def counting_by_name(*args, counter):
+    counter.n += 1
+
+
+def listing(seen, *args):
+    seen.append(1)
+
+
+CURES = {
+    "bound method": (lambda: Counter().bound, "n"),
+    "inner object": (lambda: Nested().deep, "inner"),
+    "partial": (lambda: functools.partial(counting, Counter()), "n"),
+    "partial by name": (lambda: functools.partial(counting_by_name, counter=Counter()), "n"),
+    "partial of a bound method": (lambda: functools.partial(Counter().bound), "n"),
+    "partial of a list": (lambda: functools.partial(listing, []), None),
+}
+
+
+@pytest.mark.parametrize("kind", CURES)
+def test_cure_is_an_attribute_of_the_object_that_the_hook_moves(kind, tmp_path):
+    hook, attribute = CURES[kind]
+    [message] = named_with(tmp_path, "forward hook", hook())
+    assert message.partition("volatile = ")[2] == (f"({attribute!r},)" if attribute else "")
+    assert "with state_dict and load_state_dict" in message
+
+
+@pytest.mark.parametrize("kind", ["bound", "partial"])
+def test_cure_of_a_hook_holds(kind, tmp_path):
+    hook = Cached().bound if kind == "bound" else functools.partial(counting, Cached())
+    assert named_with(tmp_path, "forward hook", hook) == []
 
 
 def test_hook_of_a_loss_is_named(tmp_path):

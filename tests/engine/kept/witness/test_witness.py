@@ -19,7 +19,8 @@ from torch import nn
 from engine.kept.witnessed import named_in, said
 from engine.life.runs import train
 from loopkit import Learner, TrainingPhase, every, hookimpl
-from loopkit.plugins import Checkpoint
+from loopkit.plugins import Checkpoint, Schedule
+from loopkit.schedules import cosine
 
 
 class Mode(enum.Enum):
@@ -352,3 +353,70 @@ class Last(nn.Module):
 
     def forward(self, inputs):
         return self.gru(inputs)[0]
+
+
+class Keeps:
+    """A plugin that keeps something of its learner."""
+
+    name = "keeps"
+
+    def __init__(self, keep):
+        self._keep = keep
+
+    @hookimpl
+    def fit_begin(self, learner):
+        self.kept = self._keep(learner)
+
+
+class KeepsWithState(Keeps):
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class KeepsMoments(Keeps):
+    @hookimpl
+    def update_end(self, learner):
+        self.moments = learner.optimizer.state[next(learner.model.parameters())]["momentum_buffer"]
+
+
+OF_THE_LEARNER = {
+    "metrics": lambda learner: learner.metrics,
+    "metrics in a partial": lambda learner: functools.partial(print, learner.metrics),
+    "metrics in a list": lambda learner: [learner.metrics],
+    "progress": lambda learner: learner.progress,
+    "state of the optimizer": lambda learner: learner.optimizer.state,
+    "groups of the optimizer": lambda learner: learner.optimizer.param_groups,
+    "a group of the optimizer": lambda learner: learner.optimizer.param_groups[0],
+    "rows of the history": lambda learner: learner.history.rows,
+    "result": lambda learner: learner.result,
+}
+
+
+@pytest.mark.parametrize("plugin", [Keeps, KeepsWithState, KeepsMoments])
+@pytest.mark.parametrize("kind", OF_THE_LEARNER)
+def test_what_a_plugin_keeps_of_its_learner_is_saved_by_that(kind, plugin, tmp_path):
+    assert named_in(tmp_path, plugins=[plugin(OF_THE_LEARNER[kind]), Schedule(cosine())]) == []
+
+
+def test_container_of_an_own_plugin_is_named_as_before(tmp_path):
+    class Own:
+        name = "own"
+
+        def __init__(self):
+            self.items = []
+
+        @hookimpl
+        def step_end(self):
+            self.items.append(1)
+
+        def state_dict(self):
+            return {"other": 1}
+
+        def load_state_dict(self, state):
+            pass
+
+    [message] = named_in(tmp_path, plugins=[Own()])
+    assert "has changed its 'items'" in message
