@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = [
     "ArgumentError",
+    "CallError",
     "Cancel",
     "CancelEpoch",
     "CancelFit",
@@ -42,6 +43,10 @@ class LoopkitError(Exception):
 
 class ArgumentError(LoopkitError, ValueError):
     """An argument has a value that it cannot have, such as ``epochs=-1``."""
+
+
+class CallError(LoopkitError, TypeError):
+    """A call has an unknown argument, too many of them, or lacks one, such as ``fit(train, updates=100)``."""
 
 
 class EventError(LoopkitError, ValueError):

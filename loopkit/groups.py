@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loopkit.base.words import nearest, some
+from loopkit.base.words import nearest, some, takes
 from loopkit.errors import ArgumentError
 
 __all__ = ["auto_fused", "param_groups"]
@@ -77,6 +77,7 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+@takes(weight_decay='give it by a pattern, {"*": {"weight_decay": ...}}', lr='give it by a pattern, {"*": {"lr": ...}}')
 def param_groups(
     model: nn.Module | Mapping[str, nn.Module], options: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -96,7 +97,7 @@ def param_groups(
         covers it if it covers any of its names.
 
     Raises:
-        ValueError: A pattern has no match, or options hold ``params``.
+        ArgumentError: A pattern has no match, options hold ``params``, or ``model`` is something else.
 
     >>> from torch import nn
     >>> model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
@@ -105,6 +106,8 @@ def param_groups(
     [('default', 1), ('head', 1), ('bias', 1), ('head+bias', 1)]
     """
     models = dict(model) if isinstance(model, Mapping) else {"model": model}
+    if wrong := [each for each in models.values() if not isinstance(each, nn.Module)]:
+        raise ArgumentError(f"param_groups: model is {type(wrong[0]).__name__}: give the module, not its parameters")
     paths: dict[nn.Parameter, list[str]] = {}
     for path, parameter in named_parameters(models):
         paths.setdefault(parameter, []).append(path)
@@ -128,9 +131,9 @@ def _check_patterns(options: Mapping[str, Mapping[str, Any]], names: Sequence[st
     """Raise for a pattern that matches no name, or whose options hold ``params``."""
     for pattern, given in options.items():
         if "params" in given:
-            raise ValueError(f"param_groups: the options of {pattern!r} hold params, which the pattern chooses")
+            raise ArgumentError(f"param_groups: the options of {pattern!r} hold params, which the pattern chooses")
         if not any(covers(pattern, name) for name in names):
-            raise ValueError(f"param_groups: pattern {nothing_matches(pattern, names)}")
+            raise ArgumentError(f"param_groups: pattern {nothing_matches(pattern, names)}")
 
 
 def auto_fused(

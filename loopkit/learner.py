@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 from weakref import WeakMethod
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from loopkit.base.generators import seed_everything
 from loopkit.base.notes import warn
-from loopkit.base.words import is_count, takes
+from loopkit.base.words import check_call, is_count, takes
 from loopkit.base.world import World
 from loopkit.engine.compile.phase_table import PhaseTable
 from loopkit.engine.kept.modes import Modes
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from loopkit.engine.compile.explain import Explanation
     from loopkit.engine.life.models import Optimizers
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 now = time.time
 
 
@@ -62,9 +66,41 @@ ELSEWHERE = {
     "epochs": "give learner.fit(train, epochs=...)",
     "device": "give plugins=[ToDevice(...)]",
     "criterion": "give loss_fn=...",
+    "loss": "give loss_fn=...",
     "lr": "give optimizer=lambda params: torch.optim.AdamW(params, lr=...)",
 }
 """Arguments that people bring from other libraries, and what to write."""
+
+LIMITS = {
+    "updates": "give max_updates=...",
+    "steps": "give max_steps=...",
+    "max_epochs": "give epochs=...",
+    "n_epochs": "give epochs=...",
+    "num_epochs": "give epochs=...",
+    "max_time": "give minutes=...",
+    "validation_data": "give fit(train, val)",
+    "val_data": "give fit(train, val)",
+    "callbacks": "give Learner(plugins=[...])",
+    "batch_size": "give it to the loader",
+}
+"""Arguments of ``fit`` that people bring from other libraries, and what to write."""
+
+
+def _takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """As `takes`: here, so that no call goes up from the ground to a method of the learner."""
+
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        @wraps(method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return method(*args, **kwargs)
+            except TypeError as error:
+                check_call(error, method, args, kwargs, instead)
+                raise
+
+        return call
+
+    return decorate
 
 
 class Learner:
@@ -125,11 +161,7 @@ class Learner:
         self.accumulate = accumulate
         self._logbook = self._core.logbook
         self.model = models.as_given(model)
-        if not isinstance(plugins, Iterable) or isinstance(plugins, str):
-            raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
-        if isinstance(plugins, Mapping):
-            plugins = [{name: options} for name, options in plugins.items()]
-        plugins = [_made(each) for each in plugins]
+        plugins = _listed(plugins)
         added = Learner._standard_set(plugins) if standard else []
         self._core.registry.change(add=[*plugins, *added])
         self.options = Options(added, [list(chain) for chain in self._core.registry.chains])
@@ -358,6 +390,7 @@ class Learner:
 
     # Running
 
+    @_takes(**LIMITS)
     def fit(
         self,
         train: Any,
@@ -424,6 +457,7 @@ class Learner:
         fit.complete()
         return fit.result
 
+    @_takes(rounds="give epochs=...", number="give epochs=...")
     def rounds(
         self,
         epochs: int | float | None = None,
@@ -470,6 +504,7 @@ class Learner:
         planned = planned or limits.planned(None, 1)
         return Rounds(UserLoop(self._core, limits, planned, on_interrupt, {} if state is None else state))
 
+    @_takes(loader="give run(phase, data)")
     def run(self, phase: str | Phase, data: Any) -> dict[str, float]:
         """One epoch of a phase over data; returns its metrics, as ``"val/loss"``.
 
@@ -482,6 +517,7 @@ class Learner:
             epoch.run_all(None if fit is None else fit.timeout, True)
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{phase.name}/")}
 
+    @_takes(loader="give evaluate(data)", val="give evaluate(data)", name="give phase=...")
     def evaluate(self, data: Any, phase: str | Phase | None = None, *, weights: str | None = None) -> dict[str, float]:
         """Run the validation phase once over data, without gradients; returns its metrics, as ``"val/loss"``.
 
@@ -543,6 +579,7 @@ class Learner:
         """
         return aside(self._core)
 
+    @_takes(loader="give predict(data)", batch_size="give it to the loader")
     def predict(
         self,
         data: Any,
@@ -565,6 +602,7 @@ class Learner:
         place = None if device is None else torch.device(device)
         return predict(self._core, self.phases.of("predict", phase), data, place, everywhere)
 
+    @_takes(loader="give predict_batches(data)", batch_size="give it to the loader")
     def predict_batches(self, data: Any, phase: str | Phase | None = None, *, indices: bool = False) -> Iterator[Any]:
         """The outputs batch by batch, each computed when it is asked for.
 
@@ -730,6 +768,15 @@ class Learner:
 def standard_by(make: Callable[[Iterable[Any]], list[Any]]) -> None:
     """Let ``standard=True`` add the plugins that this makes for the given ones; `loopkit` itself calls it."""
     Learner._standard_set = staticmethod(make)
+
+
+def _listed(plugins: Any) -> list[Any]:
+    """The plugins of a list, or of a mapping of names to options."""
+    if not isinstance(plugins, Iterable) or isinstance(plugins, str):
+        raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
+    if isinstance(plugins, Mapping):
+        plugins = [{name: options} for name, options in plugins.items()]
+    return [_made(each) for each in plugins]
 
 
 def _made(given: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid
 
 from loopkit.base import devices
+from loopkit.base.words import takes
 
 __all__ = ["focal_loss", "summed"]
 
@@ -58,6 +59,7 @@ def is_sum(loss_fn: Any) -> bool:
 __dir__ = __all__.copy
 
 
+@takes()
 def focal_loss(
     outputs: Tensor,
     targets: Tensor,

@@ -26,10 +26,13 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
+
+from loopkit.base.words import takes
+from loopkit.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,6 +69,33 @@ __dir__ = __all__.copy
 
 ScheduleFn = Callable[[int], float]
 """A function from the number of the update, from 0, to a value."""
+
+
+ELSEWHERE = {
+    "T_max": "give updates=...",
+    "total_steps": "give updates=...",
+    "num_training_steps": "give updates=...",
+    "max_steps": "give updates=...",
+    "steps": "give the number of updates",
+    "epochs": "give the number of updates, or Schedule(..., every='epoch')",
+    "step_size": "give every=...",
+    "T_0": "give updates=...",
+    "eta_min": "give end=..., a factor of the optimizer's rate",
+    "end_factor": "give end=...",
+    "start_factor": "give start=...",
+    "max_lr": "give it to the optimizer as lr",
+    "base_lr": "give it to the optimizer as lr",
+    "lr": "give it to the optimizer: a schedule multiplies its rate",
+    "warmup_steps": "give the number of updates first",
+    "num_warmup_steps": "give the number of updates first",
+}
+"""Arguments that people bring from schedulers of torch and others, and what to write."""
+
+HINTS = {
+    "updates": ". A schedule multiplies the optimizer's rate: give a rate to the optimizer, and a factor by its name",
+    "n": ". For a part of the fit, multiply it by the number of updates",
+}
+"""Hints for a fraction in the place of a number of updates."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +137,7 @@ def resolve(schedule: ScheduleFn, total: int | None) -> ScheduleFn:
     if not isinstance(schedule, OfLength):
         return _schedule("schedule", schedule)
     if total is None:
-        raise ValueError(
+        raise ArgumentError(
             f"{schedule.name} spans the whole fit, but the number of updates is not known before it: "
             "give the schedule updates="
         )
@@ -117,6 +147,7 @@ def resolve(schedule: ScheduleFn, total: int | None) -> ScheduleFn:
 # Decays and other single shapes
 
 
+@takes(**ELSEWHERE)
 def constant(value: float = 1.0) -> ScheduleFn:
     """Give the same value at every update.
 
@@ -127,6 +158,7 @@ def constant(value: float = 1.0) -> ScheduleFn:
     return _named(lambda update: value, f"constant({value})")
 
 
+@takes(**ELSEWHERE)
 def step(every: int, gamma: float = 0.1, *, start: float = 1.0) -> ScheduleFn:
     """Multiply by ``gamma`` every so many updates: ``start * gamma ** (update // every)``.
 
@@ -146,6 +178,7 @@ def step(every: int, gamma: float = 0.1, *, start: float = 1.0) -> ScheduleFn:
     return _named(lambda update: start * gamma ** (update // every), f"step({every}, {gamma}, start={start})")
 
 
+@takes(**ELSEWHERE)
 def multi_step(milestones: Sequence[int], gamma: float = 0.1, *, start: float = 1.0) -> ScheduleFn:
     """Multiply by ``gamma`` at each milestone: ``start * gamma ** (how many milestones are <= update)``.
 
@@ -159,15 +192,18 @@ def multi_step(milestones: Sequence[int], gamma: float = 0.1, *, start: float = 
     >>> [multi_step([1, 3], 0.5)(k) for k in range(4)]
     [1.0, 0.5, 0.5, 0.25]
     """
+    if not isinstance(milestones, Iterable):
+        raise ArgumentError(f"milestones is {milestones!r}: give a list, multi_step([30])")
     marks = [_whole(f"milestones[{i}]", mark, 1) for i, mark in enumerate(milestones)]
     if any(after <= before for before, after in pairwise(marks)):
-        raise ValueError(f"milestones is {marks}: each must be larger than the one before")
+        raise ArgumentError(f"milestones is {marks}: each must be larger than the one before")
     gamma = _positive("gamma", gamma)
     start = _number("start", start)
     values = [start * gamma**drops for drops in range(len(marks) + 1)]
     return _named(lambda update: values[bisect_right(marks, update)], f"multi_step({marks}, {gamma}, start={start})")
 
 
+@takes(**ELSEWHERE)
 def exponential(gamma: float, *, every: int = 1, start: float = 1.0) -> ScheduleFn:
     """Multiply by ``gamma`` over every so many updates, smoothly: ``start * gamma ** (update / every)``.
 
@@ -190,6 +226,7 @@ def exponential(gamma: float, *, every: int = 1, start: float = 1.0) -> Schedule
     )
 
 
+@takes(**ELSEWHERE)
 def polynomial(updates: int | None = None, power: float = 1.0, *, start: float = 1.0, end: float = 0.0) -> ScheduleFn:
     """Go from ``start`` to ``end`` by ``end + (start - end) * (1 - update / updates) ** power``, then stay.
 
@@ -224,6 +261,7 @@ def polynomial(updates: int | None = None, power: float = 1.0, *, start: float =
     return _of_length(updates, make, name(None))
 
 
+@takes(**ELSEWHERE)
 def inverse(gamma: float, power: float = 1.0, *, start: float = 1.0) -> ScheduleFn:
     """Decay by ``start / (1 + gamma * update) ** power``.
 
@@ -241,6 +279,7 @@ def inverse(gamma: float, power: float = 1.0, *, start: float = 1.0) -> Schedule
     return _named(lambda update: start / (1.0 + gamma * update) ** power, f"inverse({gamma}, {power}, start={start})")
 
 
+@takes(**ELSEWHERE)
 def linear(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) -> ScheduleFn:
     """Go from ``start`` to ``end`` in a straight line, then stay: ``start + (end - start) * update / updates``.
 
@@ -272,6 +311,7 @@ def linear(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) 
     return _of_length(updates, make, name(None))
 
 
+@takes(**ELSEWHERE)
 def cosine(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) -> ScheduleFn:
     """Go from ``start`` to ``end`` along half a cosine, then stay.
 
@@ -308,6 +348,7 @@ def cosine(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) 
     return _of_length(updates, make, name(None))
 
 
+@takes(**ELSEWHERE)
 def cosine_warmup(updates: int, *, start: float = 0.0, end: float = 1.0) -> ScheduleFn:
     """Rise from ``start`` to ``end`` along half a cosine, then stay.
 
@@ -337,6 +378,7 @@ def cosine_warmup(updates: int, *, start: float = 0.0, end: float = 1.0) -> Sche
     return _named(schedule, f"cosine_warmup(updates={updates}, start={start}, end={end})")
 
 
+@takes(**ELSEWHERE)
 def cosine_restarts(
     period: int, *, t_mult: int = 1, decay: float = 1.0, start: float = 1.0, end: float = 0.0
 ) -> ScheduleFn:
@@ -391,6 +433,7 @@ def cosine_restarts(
     return _named(growing, name)
 
 
+@takes(**ELSEWHERE)
 def one_cycle(
     updates: int | None = None,
     *,
@@ -404,6 +447,8 @@ def one_cycle(
     """Rise from ``max_lr / div_factor`` to ``max_lr``, then fall to ``max_lr / div_factor / final_div_factor``.
 
     The peak is at update ``pct_start * updates - 1``, the last value at update ``updates - 1`` and after it.
+
+    In `Schedule`, the optimizer's ``lr`` is the peak: leave ``max_lr`` out. With ``max_lr=0.1`` the peak is a tenth.
 
     Args:
         updates: Length, from 1; None for the whole fit.
@@ -433,6 +478,7 @@ def one_cycle(
     return _cycle("one_cycle", updates, levels, pct_start, anneal, text)
 
 
+@takes(**ELSEWHERE)
 def one_cycle_momentum(
     updates: int | None = None,
     *,
@@ -508,6 +554,7 @@ def _along_line(start: float, end: float, part: float) -> float:
     return (end - start) * part + start
 
 
+@takes(**ELSEWHERE)
 def cyclic(
     up: int,
     down: int | None = None,
@@ -540,9 +587,9 @@ def cyclic(
     gamma = _positive("gamma", gamma, 1.0)
     _choice("mode", mode, ("triangular", "triangular2", "exp_range"))
     if low > high:
-        raise ValueError(f"low is {low} and high is {high}: low must be at most high")
+        raise ArgumentError(f"low is {low} and high is {high}: low must be at most high")
     if gamma != 1.0 and mode != "exp_range":
-        raise ValueError(f"gamma is {gamma} with mode {mode!r}: only mode 'exp_range' uses it")
+        raise ArgumentError(f"gamma is {gamma} with mode {mode!r}: only mode 'exp_range' uses it")
     size = up + down
     height = high - low
     name = f"cyclic({up}, {down}, low={low}, high={high}, mode={mode!r}, gamma={gamma})"
@@ -562,6 +609,7 @@ def cyclic(
     return _named({"triangular": triangular, "triangular2": triangular2, "exp_range": exp_range}[mode], name)
 
 
+@takes(**ELSEWHERE)
 def sine(period: int, *, low: float = 0.0, high: float = 1.0, halve: bool = False, gamma: float = 1.0) -> ScheduleFn:
     """Go from ``low`` to ``high`` and back along half a sine, again and again.
 
@@ -584,7 +632,7 @@ def sine(period: int, *, low: float = 0.0, high: float = 1.0, halve: bool = Fals
     high = _number("high", high)
     gamma = _positive("gamma", gamma, 1.0)
     if low > high:
-        raise ValueError(f"low is {low} and high is {high}: low must be at most high")
+        raise ArgumentError(f"low is {low} and high is {high}: low must be at most high")
     height = high - low
     base = 0.5 if halve else 1.0
 
@@ -595,6 +643,7 @@ def sine(period: int, *, low: float = 0.0, high: float = 1.0, halve: bool = Fals
     return _named(schedule, f"sine({period}, low={low}, high={high}, halve={halve}, gamma={gamma})")
 
 
+@takes(**ELSEWHERE)
 def warmup_stable_decay(
     updates: int | None = None,
     *,
@@ -638,7 +687,7 @@ def warmup_stable_decay(
 
     def make(updates: int) -> ScheduleFn:
         if updates < warmup + decay:
-            raise ValueError(
+            raise ArgumentError(
                 f"updates is {updates}: it must be at least warmup + decay, {warmup} + {decay}; shorten one of them"
             )
         stable = updates - decay
@@ -661,6 +710,7 @@ def warmup_stable_decay(
     return _of_length(updates, make, name(None))
 
 
+@takes(**ELSEWHERE)
 def inverse_sqrt(warmup: int, *, peak: float = 1.0) -> ScheduleFn:
     """Rise in a straight line over ``warmup`` updates, then decay with the square root of the update.
 
@@ -690,6 +740,7 @@ def inverse_sqrt(warmup: int, *, peak: float = 1.0) -> ScheduleFn:
 # Given by points
 
 
+@takes(**ELSEWHERE)
 def interpolate(points: Mapping[int, float]) -> ScheduleFn:
     """Go through the given points in straight lines; before the first and after the last the value stays.
 
@@ -715,6 +766,7 @@ def interpolate(points: Mapping[int, float]) -> ScheduleFn:
     return _named(schedule, f"interpolate({dict(zip(at, values, strict=True))})")
 
 
+@takes(**ELSEWHERE)
 def piecewise(points: Mapping[int, float]) -> ScheduleFn:
     """Hold each value from its update on until the next one's.
 
@@ -726,7 +778,7 @@ def piecewise(points: Mapping[int, float]) -> ScheduleFn:
     """
     at, values = _points(points)
     if at[0] != 0:
-        raise ValueError(f"points begin at update {at[0]}: give a value for update 0")
+        raise ArgumentError(f"points begin at update {at[0]}: give a value for update 0")
     begins = at[1:]
     return _named(
         lambda update: values[bisect_right(begins, update)], f"piecewise({dict(zip(at, values, strict=True))})"
@@ -736,6 +788,7 @@ def piecewise(points: Mapping[int, float]) -> ScheduleFn:
 # Composition. Where a part is an OfLength, so is the whole, unless the part's length follows from the arguments.
 
 
+@takes(**ELSEWHERE)
 def join(parts: Sequence[tuple[ScheduleFn, int | None]]) -> ScheduleFn:
     """Run schedules one after the other, each counting from its own 0; the last one never ends.
 
@@ -748,7 +801,7 @@ def join(parts: Sequence[tuple[ScheduleFn, int | None]]) -> ScheduleFn:
     (0.25, 1.0, 0.5, 0.0)
     """
     if not parts:
-        raise ValueError(f"parts is {parts!r}: give at least one pair (schedule, updates)")
+        raise ArgumentError(f"parts is {parts!r}: give at least one pair (schedule, updates)")
     schedules: list[ScheduleFn] = []
     begins = [0]
     for i, (schedule, updates) in enumerate(parts):
@@ -758,7 +811,7 @@ def join(parts: Sequence[tuple[ScheduleFn, int | None]]) -> ScheduleFn:
             schedule = resolve(schedule, updates)
             begins.append(begins[-1] + updates)
         elif i < len(parts) - 1:
-            raise ValueError(f"updates of parts[{i}] is None: only the last part may go without a number")
+            raise ArgumentError(f"updates of parts[{i}] is None: only the last part may go without a number")
         schedules.append(schedule)
     begins = begins[: len(schedules)]
     ends = begins[1:]
@@ -780,6 +833,7 @@ def join(parts: Sequence[tuple[ScheduleFn, int | None]]) -> ScheduleFn:
     return _compose(schedules[-1], build, name, last_begin)
 
 
+@takes(**ELSEWHERE)
 def warmup(n: int, then: ScheduleFn | None = None, *, from_zero: bool = False) -> ScheduleFn:
     """Rise in a straight line to the first value of ``then`` in n updates, then run it from its own 0.
 
@@ -812,6 +866,7 @@ def warmup(n: int, then: ScheduleFn | None = None, *, from_zero: bool = False) -
     return _compose(then, build, lambda then: f"warmup({n}, then={_name(then)}{zero})", n)
 
 
+@takes(**ELSEWHERE)
 def shift(schedule: ScheduleFn, k: int) -> ScheduleFn:
     """Begin k updates into the schedule; a negative k holds its first value for so many updates longer.
 
@@ -831,6 +886,7 @@ def shift(schedule: ScheduleFn, k: int) -> ScheduleFn:
     return _compose(schedule, build, lambda schedule: f"shift({_name(schedule)}, {k})", -k)
 
 
+@takes(**ELSEWHERE)
 def scale(schedule: ScheduleFn, factor: float) -> ScheduleFn:
     """Multiply every value by a factor.
 
@@ -846,6 +902,7 @@ def scale(schedule: ScheduleFn, factor: float) -> ScheduleFn:
     return _compose(schedule, build, lambda schedule: f"scale({_name(schedule)}, {factor})")
 
 
+@takes(**ELSEWHERE)
 def clip(schedule: ScheduleFn, low: float, high: float) -> ScheduleFn:
     """Keep every value between ``low`` and ``high``.
 
@@ -856,7 +913,7 @@ def clip(schedule: ScheduleFn, low: float, high: float) -> ScheduleFn:
     low = _number("low", low)
     high = _number("high", high)
     if low > high:
-        raise ValueError(f"low is {low} and high is {high}: low must be at most high")
+        raise ArgumentError(f"low is {low} and high is {high}: low must be at most high")
 
     def build(schedule: ScheduleFn) -> ScheduleFn:
         def clipped(update: int) -> float:
@@ -870,6 +927,7 @@ def clip(schedule: ScheduleFn, low: float, high: float) -> ScheduleFn:
     return _compose(schedule, build, lambda schedule: f"clip({_name(schedule)}, {low}, {high})")
 
 
+@takes(**ELSEWHERE)
 def loop(schedule: ScheduleFn, n: int) -> ScheduleFn:
     """Repeat the schedule's first n updates for ever: ``schedule(update % n)``.
 
@@ -883,6 +941,7 @@ def loop(schedule: ScheduleFn, n: int) -> ScheduleFn:
     return _named(lambda update: schedule(update % n), f"loop({_name(schedule)}, {n})")
 
 
+@takes(**ELSEWHERE)
 def plot(schedule: ScheduleFn, updates: int, ax: Axes | None = None) -> Axes:
     """Draw a schedule's values over its first updates and return the axes. Needs matplotlib.
 
@@ -936,7 +995,7 @@ def _compose(
 
     def make(total: int) -> ScheduleFn:
         if total <= before:
-            raise ValueError(
+            raise ArgumentError(
                 f"total is {total}, but {name(unresolved)} has {before} updates before its last part: shorten them"
             )
         part = unresolved.make(total - before)
@@ -947,7 +1006,12 @@ def _compose(
 
 def _schedule(argument: str, value: ScheduleFn) -> ScheduleFn:
     if not callable(value):
-        raise ValueError(f"{argument} is {value!r}: a schedule is a function of the update; for a number, constant()")
+        raise ArgumentError(
+            f"{argument} is {value!r}: a schedule is a function of the update; for a number, constant()"
+        )
+    word = getattr(value, "__name__", "")
+    if word in __all__ and globals()[word] is value:
+        raise ArgumentError(f"{argument} is the function that makes a schedule: call it, {word}(...)")
     return value
 
 
@@ -957,9 +1021,9 @@ def _whole(argument: str, value: SupportsIndex, low: int | None = None) -> int:
     except TypeError:
         found = None
     if found is None or (low is not None and found < low):
-        raise ValueError(
-            f"{argument} is {value!r}: it must be a whole number" + ("" if low is None else f", from {low}")
-        )
+        span = "" if low is None else f", from {low}"
+        hint = HINTS.get(argument, "") if isinstance(value, float) and 0.0 < value < 1.0 else ""
+        raise ArgumentError(f"{argument} is {value!r}: it must be a whole number{span}{hint}")
     return found
 
 
@@ -970,7 +1034,7 @@ def _number(argument: str, value: Any, low: float = -math.inf, high: float = mat
         found = math.nan
     if not (math.isfinite(found) and low <= found <= high):
         span = "" if low == -math.inf else f" from {low}" + ("" if high == math.inf else f" to {high}")
-        raise ValueError(f"{argument} is {value!r}: it must be a finite number{span}")
+        raise ArgumentError(f"{argument} is {value!r}: it must be a finite number{span}")
     return found
 
 
@@ -981,17 +1045,17 @@ def _positive(argument: str, value: Any, high: float = math.inf) -> float:
         found = 0.0
     if found == 0.0:
         span = "" if high == math.inf else f", up to {high}"
-        raise ValueError(f"{argument} is {value!r}: it must be a finite number above 0{span}")
+        raise ArgumentError(f"{argument} is {value!r}: it must be a finite number above 0{span}")
     return found
 
 
 def _choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{argument} is {value!r}: it must be one of {', '.join(map(repr, choices))}")
+        raise ArgumentError(f"{argument} is {value!r}: it must be one of {', '.join(map(repr, choices))}")
 
 
 def _points(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
     if not isinstance(points, Mapping) or not points:
-        raise ValueError(f"points is {points!r}: give a mapping of updates to values, at least one")
+        raise ArgumentError(f"points is {points!r}: give a mapping of updates to values, at least one")
     pairs = sorted((_whole("update", update, 0), _number(f"points[{update!r}]", points[update])) for update in points)
     return [update for update, _ in pairs], [value for _, value in pairs]

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from reprlib import Repr
 from typing import Any, TypeVar
 
+from loopkit.base.words import takes
 from loopkit.errors import PluginError
 
 T = TypeVar("T")
@@ -129,6 +130,13 @@ def _knows_its_options(value: Any) -> bool:
 
 class Shown:
     """Base of objects whose repr shows the options that they were made with, except defaults."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let errors for its arguments give the right ones, as `takes` does."""
+        super().__init_subclass__(**options)
+        make = vars(cls).get("__init__")
+        if inspect.isfunction(make) and not hasattr(make, "loopkit_takes"):
+            cls.__init__ = takes()(make)  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         """Such as ``ClipGradNorm(max_norm=1.0)``."""

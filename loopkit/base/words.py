@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+
+from loopkit.errors import CallError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,29 +31,76 @@ def some(items: Collection[str], most: int = 3) -> str:
 
 
 def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function's error for an unknown argument give the right one.
+    """Let a function's error for arguments that do not fit give the right ones.
 
     Args:
         instead: Hints by arguments that people know from other libraries; for others the nearest name is given.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        code = function.__code__
-        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs:
-                if name not in known:
-                    hint = f": {instead[name]}" if name in instead else nearest(name, known)
-                    own = function.__name__ == "__init__" and args
-                    owner = type(args[0]).__name__ if own else function.__qualname__
-                    raise TypeError(f"{owner} has no argument {name!r}{hint}")
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                check_call(error, function, args, kwargs, instead)
+                raise
 
+        call.loopkit_takes = instead  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def check_call(
+    error: TypeError,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    given: Mapping[str, Any],
+    instead: Mapping[str, str],
+) -> None:
+    """Raise for arguments that a function cannot be called with, if that was the error; called where it was caught.
+
+    Raises:
+        CallError: Names the argument, and what to write.
+    """
+    trace = error.__traceback__
+    if trace is None or trace.tb_next is None:  # the function itself did not begin
+        raise CallError(_misfit(function, args, given, instead)) from None
+
+
+def _misfit(
+    function: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any], instead: Mapping[str, str]
+) -> str:
+    """The message about the arguments of a call that do not fit."""
+    shape = inspect.signature(function).parameters
+    own = args[:1] if "self" in shape else ()
+    owner = type(own[0]).__name__ if own and function.__name__ == "__init__" else function.__qualname__
+    parameters = [each for each in shape.values() if each.name != "self"]
+    kinds = {each.kind for each in parameters}
+    names = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    places = [each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
+    unknown = [name for name in given if name not in names and inspect.Parameter.VAR_KEYWORD not in kinds]
+    if unknown:
+        name = unknown[0]
+        hint = f": {instead[name]}" if name in instead else nearest(name, names) or f"; it takes {', '.join(names)}"
+        return f"{owner} has no argument {name!r}{hint}"
+    taken = places[: len(args) - len(own)]
+    if len(args) - len(own) > len(places) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return _too_many(owner, places, names, len(args) - len(own))
+    if twice := [name for name in taken if name in given]:
+        return f"{owner} gets {twice[0]!r} twice, by position and by name: leave one out"
+    required = [each.name for each in parameters if each.name in names and each.default is each.empty]
+    lacking = [name for name in required if name not in given and name not in taken]
+    return f"{owner} lacks {' and '.join(map(repr, lacking))}: write {owner}({', '.join(f'{n}=...' for n in lacking)})"
+
+
+def _too_many(owner: str, places: list[str], names: list[str], count: int) -> str:
+    """The message about a call with too many arguments by position."""
+    by_name = [name for name in names if name not in places]
+    first = f"takes only {', '.join(places)} by position" if places else "takes no argument by position"
+    rest = f": give the others by name ({', '.join(by_name)})" if by_name else ""
+    return f"{owner} {first}, not {count}{rest}"
 
 
 STATE = "state_dict", "load_state_dict"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from loopkit.base.batches import describe
+from loopkit.base.words import takes
 from loopkit.data.loader import Loader
 from loopkit.data.place import LoaderError, Shares, ordered, processes_of, whole_number
 from loopkit.errors import EmptyDataError
@@ -72,6 +73,7 @@ class TensorLoader(Loader):
         True
     """
 
+    @takes(batch="give batch_size=...", num_workers="leave it out: the tensors are in memory")
     def __init__(
         self,
         *tensors: Tensor | NDArray[Any] | Mapping[str, Tensor | NDArray[Any]],

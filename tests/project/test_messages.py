@@ -12,8 +12,11 @@ from torch.nn.functional import mse_loss
 
 from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.checkpoint import best, load_weights, save_weights
+from loopkit.criteria import Patience
+from loopkit.data import TensorLoader
 from loopkit.errors import (
     ArgumentError,
+    CallError,
     LoopkitError,
     PhaseError,
     PhaseInputError,
@@ -22,7 +25,8 @@ from loopkit.errors import (
     StateError,
 )
 from loopkit.metrics import F1
-from loopkit.plugins import Checkpoint, ClipGradNorm
+from loopkit.plugins import Checkpoint, ClipGradNorm, WeightAverage
+from loopkit.schedules import cosine, linear, multi_step, one_cycle, warmup
 
 
 def sgd(params):
@@ -223,10 +227,59 @@ def test_loss_function_and_optimizer_in_the_wrong_order():
         ),
         (lambda: F1(classes=3), r"F1 has no argument 'classes': the outputs give the number of classes"),
         (lambda: F1(averaged="macro"), r"did you mean 'average'"),
+        (lambda: make_learner().fit([], updates=2), r"Learner.fit has no argument 'updates': give max_updates="),
+        (lambda: make_learner().fit([], max_epochs=2), r"Learner.fit has no argument 'max_epochs': give epochs="),
+        (
+            lambda: make_learner().fit([], None, 3),
+            r"fit takes only train, val by position, not 3: .* \(epochs",
+        ),
+        (lambda: make_learner().fit(epochs=3), r"Learner.fit lacks 'train': write Learner.fit\(train=...\)"),
+        (
+            lambda: make_learner().evaluate(loader=[]),
+            r"evaluate has no argument 'loader': give evaluate\(data\)",
+        ),
+        (lambda: make_learner().rounds(rounds=2), r"Learner.rounds has no argument 'rounds': give epochs="),
+        (lambda: make_learner().run("train"), r"Learner.run lacks 'data'"),
+        (lambda: make_learner().fit([], train=[], epochs=1), r"Learner.fit gets 'train' twice"),
+        (lambda: ClipGradNorm(maxnorm=1.0), r"ClipGradNorm has no argument 'maxnorm' \(did you mean 'max_norm'\?\)"),
+        (lambda: ClipGradNorm(), r"ClipGradNorm lacks 'max_norm': write ClipGradNorm\(max_norm=...\)"),
+        (lambda: WeightAverage(beta=0.9), r"WeightAverage has no argument 'beta'; it takes decay, "),
+        (lambda: Patience(), r"Patience lacks 'n'"),
+        (lambda: every(5), r"Every takes no argument by position, not 1: .* \(epochs, updates, minutes, first\)"),
+        (lambda: TensorLoader(torch.ones(4), 2), r"TensorLoader lacks 'batch_size'"),
+        (lambda: cosine(T_max=10), r"cosine has no argument 'T_max': give updates="),
+        (lambda: linear(1.0, 0.1), r"linear takes only updates by position, not 2: .* \(start, end\)"),
+        (lambda: warmup(), r"warmup lacks 'n'"),
     ],
 )
 def test_argument_that_does_not_exist_is_named_with_what_to_write(make, said):
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(CallError, match=said) as caught:
+        make()
+    assert isinstance(caught.value, TypeError)
+
+
+def test_type_error_within_a_call_is_raised_as_it_is():
+    def mistaken(outputs, targets):
+        return outputs + None
+
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        Learner(nn.Linear(3, 2), mistaken, sgd, standard=False).fit([(torch.ones(2, 3), torch.ones(2, 2))], epochs=1)
+    assert not isinstance(caught.value, LoopkitError)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: one_cycle(1e-2), r"updates is 0.01: .*give a rate to the optimizer, and a factor by its name"),
+        (lambda: cosine(0.1), r"updates is 0.1: .*give a rate to the optimizer"),
+        (lambda: warmup(0.1), r"n is 0.1: .*For a part of the fit, multiply it by the number of updates"),
+        (lambda: warmup(10, cosine), r"then is the function that makes a schedule: call it, cosine\(\.\.\.\)"),
+        (lambda: warmup(10, 0.1), r"then is 0.1: .*for a number, constant\(\)"),
+        (lambda: multi_step(30), r"milestones is 30: give a list, multi_step\(\[30\]\)"),
+    ],
+)
+def test_wrong_value_of_a_schedule_is_an_error_with_what_to_write(make, said):
+    with pytest.raises(ArgumentError, match=said):
         make()
 
 
