@@ -8,8 +8,8 @@ All figures are seconds by the clock, in a Chromium of 1440 x 900 pixels:
 - *chart, all read*: from the address to the first drawn chart, when the server has read the log.
 - *chart, started*: from the start of the server's process to the first drawn chart. The page of TensorBoard is opened
   as soon as its server knows a metric.
-- *zoom*: from the end of a drag in a chart to the charts in sight, drawn with the points of that range. TensorBoard
-  enlarges the points that it has, so that it has no figure.
+- *zoom*: from the end of a drag in a chart of the long run to the charts in sight, drawn with the points of that
+  range. TensorBoard enlarges the points that it has, so that it has no figure.
 
 Memory is the most resident memory of a server's processes, added up.
 """
@@ -266,6 +266,8 @@ def measure(side: str, root: Path, what: str, points: int, runs: int, page: Page
         page.goto("about:blank")
         row["chart, all read"] = first_chart(page, server, choose=what == "many")
         if side == "monitor":
+            page.goto(server.address + "/#/?show=none&on=long")
+            page.wait_for_function(CHARTS[side], polling="raf")
             row["zoom"] = zoom(page, 0.3, 0.5)
             row["zoom again"] = zoom(page, 0.2, 0.4)
         page.wait_for_timeout(1000)

@@ -13,7 +13,7 @@ from loopkit_monitor.views import encode, seq
 __all__ = ["Live"]
 
 POLL_SECONDS = 0.25
-BUSY_SECONDS = 0.02
+BUSY_SECONDS = 0.005
 """Between two polls while runs are read ahead: others get their answers in between."""
 PING_SECONDS = 15.0
 LOOK_SECONDS = 60.0
@@ -38,18 +38,24 @@ class Live:
         self._news = asyncio.Event()
         self._polled = float("-inf")
         self._used = float("-inf")
+        self._waiting = 0
+        """Requests that wait for an answer; runs are read ahead while there are none."""
 
     async def ask(self, view: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function of the store, after reading what is new."""
         self._used = asyncio.get_running_loop().time()
-        return await self._call(view, *arguments)
+        self._waiting += 1
+        try:
+            return await self._call(view, *arguments)
+        finally:
+            self._waiting -= 1
 
     async def _call(self, view: Callable[..., Result], *arguments: Any) -> Result:
         loop = asyncio.get_running_loop()
 
         def call() -> Result:
             if loop.time() - self._polled >= (BUSY_SECONDS if self._store.behind else POLL_SECONDS / 2):
-                self._store.poll()
+                self._store.poll(lambda: self._waiting > (0 if self._listeners else 1))
                 self._polled = loop.time()
             return view(self._store, *arguments)
 
@@ -80,7 +86,8 @@ class Live:
         """Read new lines as long as there are listeners."""
         known = -1
         while self._listeners:
-            last = await self.ask(lambda store: store.last_id)
+            self._used = asyncio.get_running_loop().time()
+            last = await self._call(lambda store: store.last_id)
             if last != known:
                 known, self._news, news = last, asyncio.Event(), self._news
                 news.set()

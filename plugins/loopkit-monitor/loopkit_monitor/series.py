@@ -6,7 +6,7 @@ import os
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -209,22 +209,27 @@ class Series:
         else:
             self.parts.append(Part(points.step, points.value, points.time, count, latest, undefined))
 
-    def put_away(self, shelf: Shelf, known: dict[int, Shelved]) -> None:
-        """Move what is in memory to a shelf.
+    def put_away(self, shelf: Shelf, known: dict[tuple[int, ...], Shelved]) -> None:
+        """Move what is in memory to a shelf, as one part.
 
         Args:
             shelf: Where to.
-            known: By the id of an array, where it is already: steps and times are of several curves.
+            known: By the ids of arrays, where they are already: steps and times are of several curves.
 
         Raises:
             OSError: There is no room.
         """
-        for part in self.parts:
-            if not part.shelved:
-                step, time = (_put(shelf, column, known) for column in (part.step, part.time))
-                value = _put(shelf, part.value, {})
-                part.step, part.value, part.time = step, value, time
-                self.held -= part.count
+        first = next((at for at, part in enumerate(self.parts) if not part.shelved), len(self.parts))
+        held = self.parts[first:]
+        if not held:
+            return
+        step, time = (
+            _put(shelf, columns, known) for columns in zip(*((part.step, part.time) for part in held), strict=True)
+        )
+        value = _put(shelf, [part.value for part in held], {})
+        count, undefined = sum(part.count for part in held), any(part.undefined for part in held)
+        self.parts[first:] = [Part(step, value, time, count, held[-1].last, undefined)]
+        self.held -= count
 
     def thin(self) -> None:
         """Forget half of the points, and no extreme."""
@@ -248,12 +253,11 @@ def _joined(columns: Iterable[Column], kind: type) -> NDArray[Any]:
     return np.concatenate(found) if found else np.empty(0, kind)
 
 
-def _put(shelf: Shelf, column: Column, known: dict[int, Shelved]) -> Shelved:
-    if isinstance(column, Shelved):
-        return column
-    if id(column) not in known:
-        known[id(column)] = shelf.put(column)
-    return known[id(column)]
+def _put(shelf: Shelf, columns: Sequence[Column], known: dict[tuple[int, ...], Shelved]) -> Shelved:
+    key = tuple(map(id, columns))
+    if key not in known:
+        known[key] = shelf.put(_joined(columns, np.float64))
+    return known[key]
 
 
 @dataclass

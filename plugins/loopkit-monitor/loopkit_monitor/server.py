@@ -35,6 +35,7 @@ from loopkit_monitor import arguments, views
 from loopkit_monitor.events import Live
 from loopkit_monitor.guard import Guard
 from loopkit_monitor.notes import NotesError
+from loopkit_monitor.page import MODULES
 from loopkit_monitor.protocol import protocol_class
 from loopkit_monitor.store import Store, UnknownRun
 
@@ -49,6 +50,8 @@ TYPES = {
     ".png": "image/png",
     ".json": "application/json",
 }
+PRELOAD = {"link": ", ".join(f"<static/{name}>; rel=modulepreload" for name in MODULES)}
+"""With the page: a browser asks for all scripts at once, and not for each when the one that imports it was read."""
 SHOWN = {".png": "image/png", ".wav": "audio/wav"}
 """Files of runs that a page shows; all others are saved."""
 MOST_STREAMS = 64
@@ -132,7 +135,9 @@ def make_app(store: Store, options: Options, port: int, end: Callable[[], None] 
         path = request.path_params.get("path", "index.html")
         if path not in files:
             raise HTTPException(404)
-        return Response(files[path], media_type=TYPES[Path(path).suffix])
+        return Response(
+            files[path], headers=PRELOAD if path == "index.html" else None, media_type=TYPES[Path(path).suffix]
+        )
 
     async def runs(request: Request) -> Response:
         return await _answer(views.runs)

@@ -93,41 +93,52 @@ class Mean:
         return sums
 
 
+@dataclass
+class Sums:
+    """What is known of the mean of a curve."""
+
+    before: list[Mean]
+    """The mean before each block, as far as it was made."""
+    last: Mean | None = None
+    """The mean after the last point."""
+    length: int = 0
+    """How many points the curve had then."""
+
+
 class Means:
     """The means of curves, with the sums before each block: a zoom begins there, and not at the first point."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Series, tuple[int, dict[float, list[Mean]]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Series, tuple[int, dict[float, Sums]]] = WeakKeyDictionary()
 
     def blocks(self, series: Series, weight: float, begin: int, end: int) -> Iterator[NDArray[np.float64]]:
         """The means at the points between two indices, a block at a time."""
-        known = self._sums(series, weight)
-        at = min(begin // BLOCK, len(known) - 1)
+        known, length = self._sums(series, weight), len(series)
+        at = min(begin // BLOCK, len(known.before) - 1)
         for values in series.blocks(at * BLOCK):
-            if at * BLOCK >= end:
+            place = at * BLOCK
+            if place >= end:
                 return
-            mean = Mean(weight, known[at].sum, known[at].count)
+            mean = Mean(weight, known.before[at].sum, known.before[at].count)
             means = mean.of(values)
             at += 1
-            if at == len(known) and len(values) == BLOCK:
-                known.append(mean)
-            begin_of_block = (at - 1) * BLOCK
-            if (inside := means[max(begin - begin_of_block, 0) : end - begin_of_block]).size:
+            if at == len(known.before) and len(values) == BLOCK:
+                known.before.append(mean)
+            if place + len(values) == length:
+                known.last, known.length = mean, length
+            if (inside := means[max(begin - place, 0) : end - place]).size:
                 yield inside
 
     def last(self, series: Series, weight: float) -> Mean:
         """The sums that continue the mean after the last point."""
-        known = self._sums(series, weight)
-        for _ in self.blocks(series, weight, len(series) - 1, len(series)):
-            pass
-        at = len(known) - 1
-        mean = Mean(weight, known[at].sum, known[at].count)
-        for values in series.blocks(at * BLOCK):
-            mean.of(values)
-        return mean
+        known, length = self._sums(series, weight), len(series)
+        if known.last is None or known.length != length:
+            for _ in self.blocks(series, weight, length - 1, length):
+                pass
+        return known.last or Mean(weight)
 
-    def _sums(self, series: Series, weight: float) -> list[Mean]:
-        """The mean before each block, as far as it is known."""
+    def _sums(self, series: Series, weight: float) -> Sums:
+        """What is known of the mean by now."""
         version, weights = self._known.get(series, (series.version, {}))
         if version != series.version:
             weights = {}
@@ -135,5 +146,5 @@ class Means:
         if weight not in weights:
             while len(weights) >= MOST_WEIGHTS:
                 del weights[next(iter(weights))]
-            weights[weight] = [Mean(weight)]
+            weights[weight] = Sums([Mean(weight)])
         return weights[weight]

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ TRIES = 3
 """To read a log from its beginning while it is not cut back."""
 CHECKED = 256
 """Bytes before the position by which a log is known again."""
+LOOK_SECONDS = 0.2
+"""Between two looks at all logs while large ones are read."""
 SCAN_SECONDS = 2.0
 """Between two searches for new logs."""
 SILENT_SECONDS = 60.0
@@ -260,6 +262,7 @@ class Store:
             raise FileNotFoundError(f"there is no {path}: name a folder with runs")
         self._only = None if path.is_dir() else path.resolve().name
         self.folder = Folder(path if self._only is None else path.resolve().parent)
+        self._root = str(self.folder.root)
         self.runs: dict[str, Run] = {}
         self.boot = secrets.token_hex(4)
         """The id of this store; ids of changes are valid only in their store."""
@@ -275,7 +278,7 @@ class Store:
         self._shelf = Shelf()
         self._openings: dict[str, Iterator[Run | None]] = {}
         """Large logs that are being read, in parts."""
-        self._scanned = -SCAN_SECONDS
+        self._scanned = self._looked = -SCAN_SECONDS
 
     # ------------------------------------------------------------------------------------------------------- for views
 
@@ -352,13 +355,27 @@ class Store:
 
     # --------------------------------------------------------------------------------------------------------- polling
 
-    def poll(self) -> list[Change]:
-        """Read what is new; returns the changes that were made of it."""
+    def poll(self, awaited: Callable[[], bool] = lambda: False) -> list[Change]:
+        """Read what is new; returns the changes that were made of it.
+
+        Args:
+            awaited: Whether somebody waits for an answer, so that reading ahead ends early.
+        """
         before = self.last_id
         now = time.monotonic()
         if now - self._scanned >= SCAN_SECONDS:
             self._scanned = now
             self._scan()
+        if not self.behind or now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look(now)
+        if self._ahead:
+            self._read_ahead(awaited)
+        self._bound()
+        return self.since(before) or []
+
+    def _look(self, now: float) -> None:
+        """Read what the known logs have grown by."""
         for run in list(self.runs.values()):
             try:
                 self._update(run, now)
@@ -367,12 +384,8 @@ class Store:
             except OSError:
                 continue  # for now: a network file system, a permission that is taken away
         self._search()
-        if self._ahead:
-            self._read_ahead()
-        self._bound()
-        return self.since(before) or []
 
-    def _read_ahead(self) -> None:
+    def _read_ahead(self, awaited: Callable[[], bool]) -> None:
         """Read runs that were not read yet, the ones that were asked for first, for as long as there is time."""
         until = time.monotonic() + self._ahead
         waiting = [run for run in self.runs.values() if not run.whole and not run.opened]
@@ -380,7 +393,7 @@ class Store:
             opening = self._openings.setdefault(run.id, self._reading(run))
             try:
                 while (fresh := next(opening)) is None:
-                    if time.monotonic() >= until:
+                    if time.monotonic() >= until or awaited():
                         return
             except (OSError, StopIteration):
                 self._openings.pop(run.id, None)
@@ -390,7 +403,7 @@ class Store:
             fresh.used = run.used
             self.runs[run.id] = fresh
             self._add(fresh, {"reload": True})
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or awaited():
                 return
 
     def _sample(self, run: Run) -> None:
@@ -461,7 +474,7 @@ class Store:
     def _changed(self, path: str) -> int:
         """When a log was written to last."""
         try:
-            return os.stat(self.folder.root / path, follow_symlinks=False).st_mtime_ns
+            return os.stat(f"{self._root}/{path}", follow_symlinks=False).st_mtime_ns
         except OSError:
             return 0
 
@@ -483,7 +496,7 @@ class Store:
     def _update(self, run: Run, now: float) -> None:
         """Read what one log has grown by, or what it was changed to."""
         try:
-            about = os.stat(self.folder.root / run.path, follow_symlinks=False)
+            about = os.stat(f"{self._root}/{run.path}", follow_symlinks=False)
         except NotADirectoryError as error:
             raise FileNotFoundError(run.path) from error
         if (about.st_ino, about.st_size, about.st_mtime_ns) == run.seen:
@@ -579,7 +592,7 @@ class Store:
 
     def _put_away(self, run: Run) -> bool:
         """Move the points of a run to the temporary file; False if it has no room, or the run has no points."""
-        known: dict[int, Shelved] = {}
+        known: dict[tuple[int, ...], Shelved] = {}
         if not any(series.held for series in run.series.values()):
             return False
         try:

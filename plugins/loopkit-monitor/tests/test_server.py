@@ -2,16 +2,19 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from support import SECONDS, Server, eventually, points
 
 from loopkit_monitor.events import Live
+from loopkit_monitor.page import MODULES
 from loopkit_monitor.server import Options, _listen
 from loopkit_monitor.store import Store
 
@@ -149,6 +152,12 @@ def test_the_page_and_its_parts_are_served(shared):
     assert b"<script>" not in content  # which the policy would not let run
     for path in ("/static/../server.py", "/static/%2e%2e/server.py", "/static/", "/static", "/index.html"):
         assert shared.request(path)[0] == 404
+
+
+def test_page_asks_for_all_scripts_at_once(shared):
+    named = re.findall(r"<([^>]*)>; rel=modulepreload", shared.request("/")[1]["link"])
+    assert [Path(each).name for each in named] == [*MODULES]
+    assert all(shared.request(f"/{each}")[0] == 200 for each in named)
 
 
 def test_a_folder_that_vanishes_and_comes_back(serve, tmp_path, writer):

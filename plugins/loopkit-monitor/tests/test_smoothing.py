@@ -107,6 +107,19 @@ def test_zoom_begins_at_the_sums_before_it_and_reads_little(tmp_path, weight, od
     assert sum(map(len, seen)) < 30_000
 
 
+@pytest.mark.parametrize("count", [300, 16_384, 20_000])
+def test_mean_of_each_point_is_made_once(tmp_path, count, monkeypatch):
+    write(tmp_path, "a", noise(count).tolist())
+    store = Store(tmp_path)
+    store.poll()
+    made = []
+    of = Mean.of
+    monkeypatch.setattr(Mean, "of", lambda mean, values: made.append(len(values)) or of(mean, values))
+    sum, number = views.series(store, "a", ["loss"], 200, smooth=0.9)["series"]["loss"]["mean"]
+    assert (sum, number) == (pytest.approx(direct(noise(count), 0.9)[-1]), count)
+    assert np.sum(made) == count
+
+
 def test_smoothed_curves_of_two_runs_keep_their_rank(tmp_path):
     order = random.Random(0)
     for name, level, spikes in (("a", 0.5, 0.0), ("b", 0.3, 0.01)):

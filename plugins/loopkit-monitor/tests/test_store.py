@@ -492,6 +492,50 @@ def test_points_beyond_the_memory_are_kept_in_a_file_and_none_is_lost(tmp_path, 
     assert all(series.exact for series in run.series.values())
 
 
+@pytest.mark.parametrize("step", [1, 7, 20_000])
+def test_points_that_are_put_away_together_are_one_part(tmp_path, writer, monkeypatch, step):
+    monkeypatch.setattr(store_module, "PIECE", 2000)
+    writer.values(3000)
+    store = Store(tmp_path / "runs", most_points=20_000 // step)
+    store.poll()
+    before = store.get("a").series["lr"]
+    held = sum(series.held for series in store.get("a").series.values())
+    assert store._put_away(store.get("a")) == (held > 0)
+    assert len(before.parts) <= -(-6000 // (20_000 // step)) + 1
+    assert points(store.get("a")) == read(writer.path)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_reading_ahead_ends_early_while_somebody_waits(tmp_path, writer, monkeypatch, waits):
+    monkeypatch.setattr(store_module, "LARGE", 10_000)
+    monkeypatch.setattr(store_module, "PIECE", 20_000)
+    writer.values(6000)
+    store = Store(tmp_path / "runs", ahead=60)
+    store.poll(lambda: waits)
+    assert store.behind == waits
+
+
+@pytest.mark.parametrize("runs", [2, 5])
+def test_logs_are_looked_at_now_and_then_while_runs_are_read_ahead(tmp_path, monkeypatch, runs):
+    for number in range(runs):
+        Writer(tmp_path / f"{number}" / "log.jsonl").values(600)
+    monkeypatch.setattr(store_module, "PIECE", 2000)
+    looked = []
+    update = Store._update
+    monkeypatch.setattr(Store, "_update", lambda store, run, now: looked.append(run.id) or update(store, run, now))
+    monkeypatch.setattr(store_module, "LOOK_SECONDS", 1000)
+    store = Store(tmp_path, ahead=1e-9)
+    for _ in range(20):
+        store.poll()
+    assert store.behind
+    assert len(looked) == runs
+    while store.behind:
+        store.poll()
+    Writer(tmp_path / "0" / "log.jsonl").values(1)
+    store.poll()
+    assert len(looked) == 2 * runs
+
+
 @pytest.mark.parametrize("layouts", [1, 2, 3])
 def test_curves_of_lines_with_other_names_between_them_stay_in_order(tmp_path, writer, layouts):
     for step in range(300):
