@@ -40,6 +40,7 @@ class Live:
         self._used = float("-inf")
         self._waiting = 0
         """Requests that wait for an answer; runs are read ahead while there are none."""
+        store.awaited = lambda: self._waiting > (0 if self._listeners else 1)
 
     async def ask(self, view: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function of the store, after reading what is new."""
@@ -55,7 +56,7 @@ class Live:
 
         def call() -> Result:
             if loop.time() - self._polled >= (BUSY_SECONDS if self._store.behind else POLL_SECONDS / 2):
-                self._store.poll(lambda: self._waiting > (0 if self._listeners else 1))
+                self._store.poll()
                 self._polled = loop.time()
             return view(self._store, *arguments)
 

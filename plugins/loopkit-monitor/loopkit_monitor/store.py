@@ -269,6 +269,8 @@ class Store:
         self.changes: deque[Change] = deque()
         """The latest; ``poll`` adds to them."""
         self.last_id = 0
+        self.awaited: Callable[[], bool] = lambda: False
+        """Whether somebody waits for an answer, so that reading ahead ends early."""
         self.left_out = 0
         """Runs that were found and are older than the ones that are kept."""
         self._said = False
@@ -355,12 +357,8 @@ class Store:
 
     # --------------------------------------------------------------------------------------------------------- polling
 
-    def poll(self, awaited: Callable[[], bool] = lambda: False) -> list[Change]:
-        """Read what is new; returns the changes that were made of it.
-
-        Args:
-            awaited: Whether somebody waits for an answer, so that reading ahead ends early.
-        """
+    def poll(self) -> list[Change]:
+        """Read what is new; returns the changes that were made of it."""
         before = self.last_id
         now = time.monotonic()
         if now - self._scanned >= SCAN_SECONDS:
@@ -370,7 +368,7 @@ class Store:
             self._looked = now
             self._look(now)
         if self._ahead:
-            self._read_ahead(awaited)
+            self._read_ahead()
         self._bound()
         return self.since(before) or []
 
@@ -385,7 +383,7 @@ class Store:
                 continue  # for now: a network file system, a permission that is taken away
         self._search()
 
-    def _read_ahead(self, awaited: Callable[[], bool]) -> None:
+    def _read_ahead(self) -> None:
         """Read runs that were not read yet, the ones that were asked for first, for as long as there is time."""
         until = time.monotonic() + self._ahead
         waiting = [run for run in self.runs.values() if not run.whole and not run.opened]
@@ -393,7 +391,7 @@ class Store:
             opening = self._openings.setdefault(run.id, self._reading(run))
             try:
                 while (fresh := next(opening)) is None:
-                    if time.monotonic() >= until or awaited():
+                    if time.monotonic() >= until or self.awaited():
                         return
             except (OSError, StopIteration):
                 self._openings.pop(run.id, None)
@@ -403,7 +401,7 @@ class Store:
             fresh.used = run.used
             self.runs[run.id] = fresh
             self._add(fresh, {"reload": True})
-            if time.monotonic() >= until or awaited():
+            if time.monotonic() >= until or self.awaited():
                 return
 
     def _sample(self, run: Run) -> None:

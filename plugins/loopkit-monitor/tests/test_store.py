@@ -511,7 +511,8 @@ def test_reading_ahead_ends_early_while_somebody_waits(tmp_path, writer, monkeyp
     monkeypatch.setattr(store_module, "PIECE", 20_000)
     writer.values(6000)
     store = Store(tmp_path / "runs", ahead=60)
-    store.poll(lambda: waits)
+    store.awaited = lambda: waits
+    store.poll()
     assert store.behind == waits
 
 

@@ -91,7 +91,7 @@ export class Data extends EventTarget {
       this.#last = last;
       this.seq ??= seq;
       this.failure = null;
-      if (this.behind) this.#refreshSoon();
+      if (this.behind) this.#behindSoon();
     } catch (failure) {
       this.failure = failure;
     }
@@ -108,6 +108,7 @@ export class Data extends EventTarget {
   }
 
   #refreshSoon = seldom(this.refresh, 250);
+  #behindSoon = seldom(this.refresh, 1000); // while the source reads
   #rowsSoon = seldom(this.refresh, 2000); // the best values of runs that go on
 
   /** All of one run but its points. */
