@@ -95,7 +95,7 @@ class Mean:
 
 @dataclass
 class Sums:
-    """What is known of the mean of a curve."""
+    """The sums of a mean of one curve."""
 
     before: list[Mean]
     """The mean before each block, as far as it was made."""
@@ -138,7 +138,7 @@ class Means:
         return known.last or Mean(weight)
 
     def _sums(self, series: Series, weight: float) -> Sums:
-        """What is known of the mean by now."""
+        """The sums of a weight."""
         version, weights = self._known.get(series, (series.version, {}))
         if version != series.version:
             weights = {}
