@@ -77,8 +77,8 @@ def draw(rows: list[Row]) -> str:
     ]
     lines = [
         f'<text x="{MARGIN}" y="{MARGIN + 12 + at * LINE}" fill="{color or "#e6e6e3"}">'
-        f'<set attributeName="visibility" to="hidden" begin="0s" end="{seconds:.2f}s"/>'
-        f"{escape(text).replace(' ', NO_BREAK)}</text>"
+        + (f'<set attributeName="visibility" to="hidden" begin="0s" end="{seconds:.2f}s"/>' if at else "")
+        + f"{escape(text).replace(' ', NO_BREAK)}</text>"
         for at, (seconds, text, color) in enumerate(rows)
     ]
     return "\n".join([*head, *lines, "</g>", "</svg>\n"])

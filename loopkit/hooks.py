@@ -400,6 +400,8 @@ def hookimpl(
             )
 
     def mark(function: F) -> F:
+        if not callable(function):
+            raise PluginError(f"hookimpl({function!r}): give options by name, such as @hookimpl(phase='train')")
         marked = pluggy.HookimplMarker(PROJECT)(function)
         marked.loopkit_options = options  # type: ignore[attr-defined]
         return marked

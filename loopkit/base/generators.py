@@ -7,13 +7,13 @@ import random
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
 from loopkit.base import devices
 from loopkit.base.notes import warn
-from loopkit.errors import StateError
+from loopkit.errors import ArgumentError, StateError
 
 _PYTHON = random.random.__self__  # type: ignore[attr-defined]
 COMMON = ("python", "numpy", "torch")
@@ -31,10 +31,10 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
             which is in time only if cuBLAS was not used yet.
 
     Raises:
-        ValueError: The seed is out of range.
+        ArgumentError: The seed is no whole number, or out of range.
     """
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed is {seed}: it must be from 0 to 2**32 - 1")
+    if not isinstance(seed, SupportsIndex) or not 0 <= int(seed) < 2**32:
+        raise ArgumentError(f"seed is {seed!r}: it must be a whole number from 0 to 2**32 - 1")
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)

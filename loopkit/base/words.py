@@ -66,41 +66,61 @@ def check_call(
     """
     trace = error.__traceback__
     if trace is None or trace.tb_next is None:  # the function itself did not begin
-        raise CallError(_misfit(function, args, given, instead)) from None
+        call = _Call(function, args, given)
+        raise CallError(call.unknown(instead) or call.too_many() or call.twice() or call.lacking()) from None
 
 
-def _misfit(
-    function: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any], instead: Mapping[str, str]
-) -> str:
-    """The message about the arguments of a call that do not fit."""
-    shape = inspect.signature(function).parameters
-    own = args[:1] if "self" in shape else ()
-    owner = type(own[0]).__name__ if own and function.__name__ == "__init__" else function.__qualname__
-    parameters = [each for each in shape.values() if each.name != "self"]
-    kinds = {each.kind for each in parameters}
-    names = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    places = [each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
-    unknown = [name for name in given if name not in names and inspect.Parameter.VAR_KEYWORD not in kinds]
-    if unknown:
+class _Call:
+    """A call whose arguments do not fit, and the messages about it."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+        shape = inspect.signature(function).parameters
+        own = args[:1] if "self" in shape else ()
+        self.owner = type(own[0]).__name__ if own and function.__name__ == "__init__" else function.__qualname__
+        self.parameters = [each for each in shape.values() if each.name != "self"]
+        self.count = len(args) - len(own)
+        self.given = given
+        kinds = inspect.Parameter
+        self.names = self._of_kinds(kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+        self.places = self._of_kinds(kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        self.open_names = self._of_kinds(kinds.VAR_KEYWORD)
+        self.open_places = self._of_kinds(kinds.VAR_POSITIONAL)
+
+    def _of_kinds(self, *kinds: Any) -> list[str]:
+        return [each.name for each in self.parameters if each.kind in kinds]
+
+    def unknown(self, instead: Mapping[str, str]) -> str:
+        """The message about the first unknown name, with the name to write."""
+        unknown = [] if self.open_names else [name for name in self.given if name not in self.names]
+        if not unknown:
+            return ""
         name = unknown[0]
-        hint = f": {instead[name]}" if name in instead else nearest(name, names) or f"; it takes {', '.join(names)}"
-        return f"{owner} has no argument {name!r}{hint}"
-    taken = places[: len(args) - len(own)]
-    if len(args) - len(own) > len(places) and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        return _too_many(owner, places, names, len(args) - len(own))
-    if twice := [name for name in taken if name in given]:
-        return f"{owner} gets {twice[0]!r} twice, by position and by name: leave one out"
-    required = [each.name for each in parameters if each.name in names and each.default is each.empty]
-    lacking = [name for name in required if name not in given and name not in taken]
-    return f"{owner} lacks {' and '.join(map(repr, lacking))}: write {owner}({', '.join(f'{n}=...' for n in lacking)})"
+        if name in instead:
+            return f"{self.owner} has no argument {name!r}: {instead[name]}"
+        hint = nearest(name, self.names) or f"; it takes {', '.join(self.names)}"
+        return f"{self.owner} has no argument {name!r}{hint}"
 
+    def too_many(self) -> str:
+        """The message about too many arguments by position."""
+        if self.open_places or self.count <= len(self.places):
+            return ""
+        by_name = ", ".join(name for name in self.names if name not in self.places)
+        first = f"takes only {', '.join(self.places)} by position" if self.places else "takes no argument by position"
+        rest = f": give the others by name ({by_name})" if by_name else ""
+        return f"{self.owner} {first}, not {self.count}{rest}"
 
-def _too_many(owner: str, places: list[str], names: list[str], count: int) -> str:
-    """The message about a call with too many arguments by position."""
-    by_name = [name for name in names if name not in places]
-    first = f"takes only {', '.join(places)} by position" if places else "takes no argument by position"
-    rest = f": give the others by name ({', '.join(by_name)})" if by_name else ""
-    return f"{owner} {first}, not {count}{rest}"
+    def twice(self) -> str:
+        """The message about an argument that comes by position and by name."""
+        twice = [name for name in self.places[: self.count] if name in self.given]
+        return f"{self.owner} gets {twice[0]!r} twice, by position and by name: leave one out" if twice else ""
+
+    def lacking(self) -> str:
+        """The message about required arguments that are missing."""
+        known = {*self.given, *self.places[: self.count]}
+        required = [each.name for each in self.parameters if each.name in self.names and each.default is each.empty]
+        names = [name for name in required if name not in known]
+        line = ", ".join(f"{name}=..." for name in names)
+        return f"{self.owner} lacks {' and '.join(map(repr, names))}: write {self.owner}({line})"
 
 
 STATE = "state_dict", "load_state_dict"

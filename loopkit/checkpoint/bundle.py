@@ -30,7 +30,7 @@ from loopkit.checkpoint.streams import Reader
 from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
 from loopkit.checkpoint.upgrade import upgrade
-from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
+from loopkit.errors import ArgumentError, CheckpointError, CorruptCheckpointError, LoopkitError, StateError
 from loopkit.found.discovery import plugin_versions
 from loopkit.plugin import provided, unwrapped
 
@@ -351,7 +351,9 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
     Raises:
         CheckpointError: It cannot be written.
         StateError: Something cannot be saved, or a step is under way.
+        ArgumentError: The learner and the directory are in the wrong order.
     """
+    _check_order(learner, "save(learner, directory)")
     contents = Contents.of(learner, learner.state_dict())
     about = describe(learner, contents, reason)
     label = f"step-{learner.progress.steps}"
@@ -376,11 +378,18 @@ def load(
         ArgumentError: ``skip`` is neither.
         CheckpointError: There is no such checkpoint, or it is damaged.
         StateError: It does not fit; the learner is unchanged.
+        ArgumentError: The learner and the path are in the wrong order.
     """
+    _check_order(learner, "load(learner, path)")
     manifest = find(Path(path).absolute())
     state = read_state(manifest)
     restore(learner, manifest, skipped(learner, state, skip) if skip else state, allow=allow, replay=replay)
     return manifest
+
+
+def _check_order(learner: object, order: str) -> None:
+    if isinstance(learner, (str, Path)):
+        raise ArgumentError(f"learner is {learner!r}, a path: the order is checkpoint.{order}")
 
 
 def restore(

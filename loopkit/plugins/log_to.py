@@ -408,7 +408,7 @@ def _backend(given: Any) -> Backend:
         raise PluginError(f"LogTo: {given!r} is no path, but the ending of one: write 'runs/a/log.{given}'")
     if isinstance(given, str) and given.replace("-", "_").isidentifier() and (instead := log_plugin(given)):
         raise PluginError(f"LogTo: {instead}")
-    if not path.suffix:
+    if not path.suffix or path.suffix[1].isdigit():  # a number, as in runs/lr-0.01
         return JsonLines(path / "log.jsonl")
     if path.suffix not in ENDINGS:
         hint = nearest(path.suffix, ENDINGS)

@@ -157,7 +157,8 @@ class Schedule(Shown):
             give = "epochs= and data with len(), or max_updates=" if self._every == "update" else "epochs="
             raise ValueError(
                 f"plugin {self.name!r}: {self.schedule!r} spans the whole fit, whose number of {self._every}s cannot "
-                f"be known: give the schedule updates=, or give fit {give}"
+                f"be known: give the schedule updates=, or give fit {give} (of learner.rounds: "
+                f"planned=Planned({self._every}s=...))"
             )
         return total
 

@@ -10,8 +10,8 @@ from loopkit_testing import check_plugin
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from loopkit import Learner, TrainingPhase, every, hookimpl
-from loopkit.checkpoint import best, load_weights, save_weights
+from loopkit import Learner, Phase, TrainingPhase, ValidationPhase, every, hookimpl, seed_everything
+from loopkit.checkpoint import best, load, load_weights, save, save_weights
 from loopkit.criteria import Patience
 from loopkit.data import TensorLoader
 from loopkit.errors import (
@@ -24,8 +24,10 @@ from loopkit.errors import (
     PluginError,
     StateError,
 )
+from loopkit.groups import param_groups
+from loopkit.logs import read_log
 from loopkit.metrics import F1
-from loopkit.plugins import Checkpoint, ClipGradNorm, WeightAverage
+from loopkit.plugins import Checkpoint, ClipGradNorm, LogMetrics, LogTo, WeightAverage
 from loopkit.schedules import cosine, linear, multi_step, one_cycle, warmup
 
 
@@ -298,6 +300,106 @@ def test_wrong_value_of_an_argument_is_an_error_of_loopkit_and_of_python(make):
         make()
     assert isinstance(caught.value, LoopkitError)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda learner: learner.fit(nn.Linear(3, 2), epochs=1),
+            r"data is the module Linear: give a loader of batches",
+        ),
+        (lambda learner: learner.fit(nn.Sequential(nn.Linear(3, 2)), epochs=1), r"data is the module Sequential"),
+        (lambda learner: learner.fit(make_batches(), nn.Linear(3, 2), epochs=1), r"data is the module Linear"),
+        (lambda learner: learner.evaluate(nn.Linear(3, 2)), r"data is the module Linear"),
+        (lambda learner: learner.predict(nn.Linear(3, 2)), r"data is the module Linear"),
+        (lambda learner: learner.fit(TensorLoader, epochs=1), r"data is the class TensorLoader: give a loader"),
+    ],
+)
+def test_model_or_a_class_in_the_place_of_data_raises(call, said):
+    with pytest.raises(PhaseInputError, match=said):
+        call(make_learner())
+
+
+class ForwardWithoutLearner(TrainingPhase):
+    def forward(self, inputs):
+        return inputs
+
+
+class LossWithoutLearner(TrainingPhase):
+    def loss(self, outputs, targets):
+        return outputs
+
+
+class StepWithoutLearner(Phase):
+    name = "train"
+    training = True
+
+    def step(self, step):
+        pass
+
+
+class UnpackWithTwo(ValidationPhase):
+    def unpack(self, learner, batch):
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        (
+            ForwardWithoutLearner,
+            r"takes \(inputs\), and is called with \(learner, inputs\): write def forward\(self, le",
+        ),
+        (LossWithoutLearner, r"LossWithoutLearner.loss takes .*: write def loss\(self, learner, outputs, targets\)"),
+        (StepWithoutLearner, r"StepWithoutLearner.step takes .*: write def step\(self, learner, step\)"),
+        (UnpackWithTwo, r"UnpackWithTwo.unpack takes .*: write def unpack\(self, batch\)"),
+    ],
+)
+def test_method_of_a_phase_with_other_arguments_raises_when_the_learner_is_made(phase, said):
+    with pytest.raises(PhaseError, match=said):
+        make_learner(phase())
+
+
+def test_method_of_a_phase_with_its_own_step_takes_what_it_likes():
+    class Own(TrainingPhase):
+        def loss(self, outputs):
+            return outputs.mean()
+
+        def step(self, learner, step):
+            step.loss = self.loss(learner.model(step.batch[0]))
+            step.backward(step.loss)
+            step.update()
+
+    make_learner(Own()).fit(make_batches(), epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda: hookimpl("train"), PluginError, r"hookimpl\('train'\): give options by name"),
+        (lambda: seed_everything("0"), ArgumentError, r"seed is '0': it must be a whole number from 0"),
+        (lambda: seed_everything(-1), ArgumentError, r"seed is -1"),
+        (lambda: save("runs/a", make_learner()), ArgumentError, r"the order is checkpoint.save\(learner, directory\)"),
+        (lambda: load("runs/a", make_learner()), ArgumentError, r"the order is checkpoint.load\(learner, path\)"),
+        (
+            lambda: Learner(nn.Linear(3, 2), mse_loss, lambda: 1),
+            PhaseError,
+            r"is called with the parameters, and cannot",
+        ),
+        (lambda: param_groups(nn.Linear(3, 2).parameters(), {}), ArgumentError, r"give the module, not its parameters"),
+    ],
+)
+def test_value_in_the_wrong_place_raises_with_what_to_write(make, error, said):
+    with pytest.raises(error, match=said):
+        make()
+
+
+def test_number_at_the_end_of_a_directory_of_a_log_is_no_ending(tmp_path):
+    for name in ("lr-0.01", "v1.2b"):
+        learner = make_learner(plugins=[LogTo(tmp_path / name), LogMetrics()])
+        learner.fit(make_batches(), epochs=1)
+        assert read_log(tmp_path / name).names() == ["lr"]
 
 
 def test_two_plugins_of_one_class_are_named_by_it():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from loopkit.base.words import nearest
 from loopkit.errors import PhaseError
-from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
+from loopkit.phases import Phase, PredictionPhase, SupervisedPhase, TrainingPhase, ValidationPhase
 
 
 def _trains(phase: Phase) -> bool:
@@ -24,6 +25,28 @@ def _predicts(phase: Phase) -> bool:
 
 FITS: dict[str, Callable[[Phase], bool]] = {"train": _trains, "val": _validates, "predict": _predicts}
 """Which phases can play a role; the standard phase of each has its name."""
+
+STANDARD_STEPS = {TrainingPhase.step, ValidationPhase.step}
+"""The steps that call ``unpack``, ``forward`` and ``loss``."""
+
+
+def _check_methods(phase: Phase) -> None:
+    """Raise for a method of a phase that cannot be called as the engine, or the standard step, calls it."""
+    expected: dict[str, tuple[str, ...]] = {"step": ("learner", "step")}
+    if isinstance(phase, SupervisedPhase) and type(phase).step in STANDARD_STEPS:
+        expected |= {"unpack": ("batch",), "forward": ("learner", "inputs"), "loss": ("learner", "outputs", "targets")}
+    for name, arguments in expected.items():
+        try:
+            shape = inspect.signature(getattr(phase, name))
+        except (TypeError, ValueError):  # of a function that does not know its arguments
+            continue
+        try:
+            shape.bind(*arguments)
+        except TypeError:
+            raise PhaseError(
+                f"{type(phase).__name__}.{name} takes {shape}, and is called with ({', '.join(arguments)}): write "
+                f"def {name}({', '.join(('self', *arguments))})"
+            ) from None
 
 
 class PhaseTable(dict[str, Phase]):
@@ -47,6 +70,7 @@ class PhaseTable(dict[str, Phase]):
                 raise PhaseError(f"phases holds {phase!r}: it takes instances of loopkit.Phase")
             if [each.name for each in self.given].count(phase.name) > 1:
                 raise PhaseError(f"two phases are called {phase.name!r}: give one Phase(name=...)")
+            _check_methods(phase)
             self[phase.name] = phase
 
     @property

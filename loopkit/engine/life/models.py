@@ -337,6 +337,12 @@ class Models(dict[str, nn.Module]):
         try:
             made = given([p for model in models for p in model.parameters()])
         except Exception as error:
+            trace = error.__traceback__
+            if isinstance(error, TypeError) and trace is not None and trace.tb_next is None:
+                raise PhaseError(
+                    f"the factory of optimizer {name!r} is called with the parameters, and cannot be: {error}. Give "
+                    f"a function of them, such as lambda params: torch.optim.AdamW(params, lr=1e-3)"
+                ) from error
             locate(error, f"the factory of optimizer {name!r} raised this")
             raise
         if not is_optimizer(made):

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from loopkit.base.batches import describe, length_of, wrapped
@@ -167,8 +167,20 @@ def _is_array(data: Any) -> bool:
     return isinstance(data, Tensor) or type(data).__module__.partition(".")[0] in TABLES
 
 
+def _check_no_model(data: Any, made_by: str) -> None:
+    """Raise for a model, or a class, in the place of data."""
+    if isinstance(data, nn.Module) and (made_by == "torch" or not hasattr(data, "__iter__")):
+        raise PhaseInputError(
+            f"data is the module {type(data).__name__}: give a loader of batches; the model is in the learner, "
+            f"Learner(model, loss_fn, optimizer)"
+        )
+    if isinstance(data, type) and issubclass(data, (DataLoader, Loader)):
+        raise PhaseInputError(f"data is the class {data.__name__}: give a loader, {data.__name__}(..., batch_size=32)")
+
+
 def _check_data(data: Any) -> None:
     made_by = type(data).__module__.partition(".")[0]
+    _check_no_model(data, made_by)
     if made_by == "datasets":
         raise PhaseInputError(
             f"data is a {type(data).__name__} of Hugging Face, which gives samples, not batches: "

@@ -86,7 +86,15 @@ def counts(tasks: str) -> list[int]:
 
 
 if __name__ == "__main__":
+    usage = "usage: srun python -m loopkit_control.slurm train.py [arguments of train.py]"
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print(usage)
+        sys.exit()
     if len(sys.argv) < 2:
-        sys.exit("usage: srun python -m loopkit_control.slurm train.py [arguments of train.py]")
-    os.environ.update(variables(os.environ))
+        print(usage, file=sys.stderr)
+        sys.exit(2)
+    try:
+        os.environ.update(variables(os.environ))
+    except WorldError as error:
+        sys.exit(f"loopkit: error: {error}")
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])

@@ -48,6 +48,8 @@ SIMPLE: dict[Any, tuple[type, ...]] = {
     None: (),
 }
 """The annotations that a value is compared with, and the types it may have."""
+OTHER = {"learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "n_epochs": "epochs", "max_epochs": "epochs"}
+"""Other words for options, for the hint about an unknown one."""
 _made: dict[int, tuple[weakref.ref[Any], dict[str, Any], Any]] = {}
 """By identity: each object made from a table, the table with its given options, and the state it then had."""
 
@@ -301,7 +303,10 @@ def _check_options(
         elif key not in by_name:
             if not open_ended:
                 takes = ", ".join(known) or "no options"
-                report((*place, key), f"{name} has no option {key!r}{nearest(key, known)}; it takes {takes}")
+                report(
+                    (*place, key),
+                    f"{name} has no option {key!r}{nearest(OTHER.get(key, key), known)}; it takes {takes}",
+                )
         elif not _fits(value, annotation := by_name[key].annotation):
             report((*place, key), f"{key!r} of {name} is {value!r}: it takes {_shown(annotation)}")
     misspelt = "".join(nearest(key, known) for key in options if key not in known)

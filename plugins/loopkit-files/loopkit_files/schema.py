@@ -146,8 +146,16 @@ def _known(place: Place, table: Mapping[str, Any], known: Iterable[str], what: s
     for key in table:
         if key not in known:
             where = f"[{'.'.join(map(str, place))}] has no {what}" if place else f"there is no {what}"
-            near = f" (did you mean [data.{key}]?)" if not place and key in PARTS else nearest(key, known)
+            near = nearest(key, known) if place else _near_table(key, table)
             report((*place, key), f"{where} {key!r}{near}; there are {', '.join(known)}")
+
+
+def _near_table(key: str, tables: Mapping[str, Any]) -> str:
+    """The hint for a table that does not exist: ``data.train`` for ``train``, ``optimizer.lr`` for ``lr``."""
+    if key in PARTS:
+        return f" (did you mean [data.{key}]?)"
+    inside = [name for name, table in tables.items() if isinstance(table, Mapping) and name != key and key in table]
+    return f" (did you mean {inside[0]}.{key}?)" if inside else nearest(key, TABLES)
 
 
 def _call(place: Place, table: dict[str, Any], report: Report) -> None:

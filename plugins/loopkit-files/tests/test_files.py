@@ -496,6 +496,8 @@ def test_file_with_a_byte_order_mark_is_read(parts):
         ("epochs = 2", "epochs = 2\nloader_timeout = 0", ":16: loader_timeout is 0: it is a number of seconds"),
         ("[fit]\nepochs = 2\n", "", ": there is no table [fit]: add it, for example with epochs = 3"),
         ("[fit]", "[train]\n[fit]", ":14: there is no table 'train' (did you mean [data.train]?); there are"),
+        ("[fit]", "[lr]\n[fit]", ":14: there is no table 'lr' (did you mean optimizer.lr?); there are"),
+        ("lr = 0.1", "learning_rate = 1", ":9: torch.optim:SGD has no option 'learning_rate' (did you mean 'lr'?)"),
         ("[fit]", "[val]\n[fit]", ":14: there is no table 'val' (did you mean [data.val]?); there are model, loss"),
         ("[model]", "learner = 3\n[model]", ":1: learner is a number, 3: it is a table, [learner]"),
         ('call = "parts:net"', "", ':1: [model] names no callable: add call = "package.module:name"'),

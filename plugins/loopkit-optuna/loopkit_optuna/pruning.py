@@ -127,7 +127,8 @@ class OptunaPruning(Shown):
         if self.trial is not None and learner.world.rank == 0:
             self.trial.report(learner.metrics[self.monitor], step)
             if self.trial.should_prune():
-                learner.stop(f"pruned at {step} {self.steps}", by=self.name)
+                unit = self.steps.removesuffix("s") if step == 1 else self.steps
+                learner.stop(f"pruned after {step} {unit}", by=self.name)
 
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:

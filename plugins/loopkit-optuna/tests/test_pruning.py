@@ -61,7 +61,7 @@ def test_a_pruned_trial_ends_after_that_epoch_and_every_plugin_sees_its_end():
 
 
 def test_the_error_says_where_the_trial_was_pruned():
-    with pytest.raises(optuna.TrialPruned, match="pruned at 1 epochs"):
+    with pytest.raises(optuna.TrialPruned, match=r"pruned after 1 epoch\n"):
         fit(a_study(1).ask())
 
 
