@@ -133,8 +133,8 @@ class _Record:
     def message(self, paths: list[str]) -> str:
         root = self.root
         listed = some([repr(path or "order") for path in paths], NAMED)
-        own = [_past_callables(path, root.object) for path in paths if path not in self.in_code]
-        attributes = dict.fromkeys(_attribute(path, root.scope.lazy) for path in own if path)
+        own = [(path, _past_callables(path, root.object)) for path in paths if path not in self.in_code]
+        attributes = dict.fromkeys(_attribute(below, root.scope.lazy) for path, below in own if below or not path)
         names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
         cure = root.cure.format(names) if attributes else IN_CODE
         holder = "no checkpoint holds" if root.state is None else "its state_dict leaves out"
