@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import ctypes
 import os
 import resource
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Iterator
@@ -265,3 +267,41 @@ def test_link_in_the_place_of_a_log_is_followed(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").symlink_to(tmp_path / "real.jsonl")
     logging_learner(tmp_path / "log.jsonl").fit(batches(1), epochs=1)
     assert read_log(tmp_path / "real.jsonl").values("index") == [0.0]
+
+
+NEW_HOST = 0x04000000
+"""CLONE_NEWUTS: the process gets a host name of its own."""
+
+
+def goes_by_another_name() -> bool:
+    """Give this process another host name; returns whether it may."""
+    if ctypes.CDLL(None, use_errno=True).unshare(NEW_HOST):
+        return False
+    socket.sethostname("another-host")
+    return True
+
+
+@pytest.mark.parametrize(("backend", "suffix"), [(JsonLines, ".jsonl"), (Csv, ".csv")])
+def test_log_of_a_killed_run_goes_on_under_another_host_name(tmp_path: Path, backend: Any, suffix: str) -> None:
+    """As a new container on the same disk; the kernel has let the lock go."""
+    path = tmp_path / f"log{suffix}"
+
+    def run(last: int, other: bool) -> bool:
+        if other and not goes_by_another_name():
+            return False
+        learner = logging_learner(backend(path), every=1)
+        learner.add(Checkpoint(tmp_path / "saved", save=every(updates=1), resume="auto"))
+        act = on(
+            "step_begin", lambda step, **given: step.index == last and os.kill(os.getpid(), signal.SIGKILL), "kills"
+        )
+        learner.add(act)
+        learner.fit(batches(10), epochs=1)
+        return True
+
+    assert forked(lambda: run(6, False)).code == -signal.SIGKILL
+    ended = forked(lambda: run(-1, True))
+    assert ended.code == 0, ended.error
+    if not ended.value:
+        pytest.skip("this user may not change the host name")
+    assert read_log(path).values("index") == [float(index) for index in range(10)]
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith("log")] == [path.name]

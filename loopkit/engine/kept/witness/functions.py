@@ -16,7 +16,7 @@ LONG = 1_000
 
 
 def held(function: types.FunctionType, counts: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a function closes over, has as defaults, or looks up by name.
+    """Yield the objects that a function closes over, has as defaults or attributes, or looks up by name.
 
     Args:
         function: The function.
@@ -35,6 +35,7 @@ def held(function: types.FunctionType, counts: Callable[[Any], bool]) -> Iterato
     found |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     found |= function.__kwdefaults__ or {}
     yield from found.items()
+    yield from ((name, each) for name, each in vars(function).items() if name not in found)
 
 
 def held_in_code(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -185,3 +185,38 @@ def test_tensor_that_stays_is_not_named(tensor, tmp_path):
     phase = TrainingPhase()
     phase.table = tensor
     assert named_in(tmp_path, phases=[phase]) == []
+
+
+# Attributes of functions
+
+
+def weighted():
+    def loss(outputs, targets):
+        loss.calls += 1
+        return nn.MSELoss()(outputs, targets) / loss.calls
+
+    loss.calls = 0
+    return loss
+
+
+def with_history():
+    def loss(outputs, targets):
+        loss.history["mean"].mul_(0.9).add_(outputs.detach().mean())
+        return nn.MSELoss()(outputs, targets) + loss.history["mean"]
+
+    loss.history = {"mean": torch.zeros(())}
+    return loss
+
+
+def with_noise():
+    def loss(outputs, targets):
+        return nn.MSELoss()(outputs, targets) * loss.rng.random()
+
+    loss.rng = random.Random(0)
+    return loss
+
+
+@pytest.mark.parametrize(("make", "name"), [(weighted, "calls"), (with_history, "history"), (with_noise, "rng")])
+def test_attribute_of_a_function_that_moves_is_named(make, name, tmp_path):
+    [message] = named_with(tmp_path, make())
+    assert f"the loss function (function) has changed its '{name}" in message.replace('"', "'")
