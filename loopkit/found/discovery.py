@@ -94,7 +94,7 @@ def plugins(found: Installed | None = None) -> tuple[list[Plugin], list[str]]:
 def first_line(entry_point: EntryPoint) -> str:
     """The first line of an entry point's docstring, from its source; empty if that is unknown.
 
-    It does not import the module.
+    It does not import the module. If the name is assigned the result of a call, the text is the call's last string.
     """
     module, _, name = entry_point.value.partition(":")
     for _ in range(DEEPEST):
@@ -102,6 +102,8 @@ def first_line(entry_point: EntryPoint) -> str:
         for node in () if tree is None else tree.body:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
                 return (ast.get_docstring(node) or "").partition("\n")[0]
+            if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == name for to in node.targets):
+                return _last_text(node.value).partition("\n")[0]
             if isinstance(node, ast.ImportFrom) and not node.level:
                 if same := [each for each in node.names if (each.asname or each.name) == name]:
                     module = node.module or ""
@@ -110,6 +112,13 @@ def first_line(entry_point: EntryPoint) -> str:
         else:
             return ""
     return ""
+
+
+def _last_text(value: ast.expr) -> str:
+    """The last string that a call is given by place; empty if there is none."""
+    given = value.args if isinstance(value, ast.Call) else []
+    texts = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return texts[-1] if texts else ""
 
 
 def _source(module: str) -> ast.Module | None:

@@ -156,6 +156,16 @@ def test_help_has_a_line_for_each_command(capsys, words):
     assert all(len(line.split()) > 2 for line in out if line.split()[:1] and line.split()[0] in own)
 
 
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_help_fits_a_terminal_and_describes_each_command(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    out = run(capsys, "--help")[1]
+    assert all(len(line) <= int(columns) for line in out)
+    added = [line for line in out if line.endswith(")") and "(loopkit-" in line]
+    assert all(len(line.partition("(loopkit-")[0].split()) > 1 for line in added)
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_has_every_command_and_those_of_groups(capsys, shell):
     code, out, err = run(capsys, "completion", shell)

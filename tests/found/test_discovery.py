@@ -113,6 +113,9 @@ def test_first_line_of_a_plugin_is_read_from_its_source(site, counter):
     )
     assert told("told:Same") == told("told.deep:Deep") == "Sees."
     assert told("alone:make", alone="def make():\n    'Makes one.'\n1 / 0") == "Makes one."
+    calls = "make = of('name', 1, '''Makes two.\n\n    More.''')\nother = of()\nthird = 'a'\nlast = of(x='b')\n1 / 0"
+    assert told("calls:make", calls=calls) == "Makes two."
+    assert told("calls:other") == told("calls:third") == told("calls:last") == ""
     for nothing in ("alone:gone", "gone:A", "gone.a:A", "told.gone:A", "told", f"{counter}:counter"):
         assert told(nothing) == ""
     assert told("broken:A", broken="class A\n") == told("zero:A", zero="\0") == ""

@@ -27,8 +27,9 @@ def monitor(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def watch(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Give a parser the words of ``loopkit watch``."""
-    parser.description = "Show a run in the terminal, until it has ended."
+    parser.description = "Show a run in the terminal, or all of them, until it has ended."
     parser.add_argument("run", type=Path, help="the folder of a run, or a log; of several runs, the latest is shown")
+    parser.add_argument("--all", action="store_true", help="show all runs of the folder, with a line for each")
     parser.add_argument("--once", action="store_true", help="show what there is, and do not wait for more")
     return _with_example(parser, "loopkit watch runs/a")
 

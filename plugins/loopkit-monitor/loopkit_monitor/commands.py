@@ -24,17 +24,20 @@ MOST_METRICS = 4
 
 
 def monitor(words: Sequence[str]) -> int:
-    """Show runs in a page; it does not return.
+    """Show runs in a web page.
 
-    The server takes the place of this process, which has loaded torch, with one that has not: that leaves it a quarter
-    of the memory.
+    It does not return: the server takes the place of this process, which has loaded torch, with one that has not. That
+    leaves it a quarter of the memory.
     """
     arguments.monitor(Parser(prog="loopkit monitor")).parse_args(words)
     _become("loopkit_monitor.server", words)
 
 
 def watch(words: Sequence[str]) -> int:
-    """Show a run in the terminal; it does not return, for the same reason."""
+    """Show runs in the terminal, until they end.
+
+    It does not return, for the same reason.
+    """
     arguments.watch(Parser(prog="loopkit watch")).parse_args(words)
     _become("loopkit_monitor.terminal", words)
 

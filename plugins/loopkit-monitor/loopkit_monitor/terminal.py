@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,21 @@ from numpy.typing import NDArray
 from loopkit_monitor import arguments
 from loopkit_monitor.store import Run, Store
 
-__all__ = ["Epoch", "Watch", "epochs", "main", "sparkline"]
+if TYPE_CHECKING:
+    from loopkit_monitor.overview import Overview
+
+__all__ = [
+    "Epoch",
+    "Watch",
+    "counted",
+    "duration",
+    "epochs",
+    "figure",
+    "is_of_epochs",
+    "main",
+    "printable",
+    "sparkline",
+]
 
 POLL_SECONDS = 0.5
 BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -55,6 +69,8 @@ class Epoch:
     begun: float = 0.0
     """When the one before ended, in seconds since 1970."""
     ended: float = 0.0
+    whole: bool = True
+    """It is not one of a validation within the epoch."""
 
 
 def epochs(run: Run) -> list[Epoch]:
@@ -66,7 +82,7 @@ def epochs(run: Run) -> list[Epoch]:
     rows: dict[int, Epoch] = {}
     trained: set[int] = set()
     for name, series in run.series.items():
-        if name.endswith(ENDINGS) or name.startswith(OTHERS) or name in OTHER_NAMES or name.count("/") != 1:
+        if not is_of_epochs(name):
             continue
         trains = not name.startswith(UNTRAINED)
         if trains and series.total > run.epoch:
@@ -83,8 +99,14 @@ def epochs(run: Run) -> list[Epoch]:
     for row in ordered:
         row.number = count + 1
         row.begun, last = last, row.ended
-        count += row.step in whole
+        row.whole = row.step in whole
+        count += row.whole
     return ordered
+
+
+def is_of_epochs(name: str) -> bool:
+    """Whether a name can be that of a metric of epochs, such as ``"val/loss"``."""
+    return not (name.endswith(ENDINGS) or name.startswith(OTHERS) or name in OTHER_NAMES) and name.count("/") == 1
 
 
 def sparkline(values: NDArray[np.float64], width: int = SPARKS, blocks: str = BLOCKS) -> str:
@@ -145,7 +167,7 @@ class Watch:
                 self._line(self._epoch(run, row, found))
         if over:
             if not found and run.step:
-                self._line(f"{_counted(run, 'epoch', run.epoch)}  {_counted(run, 'step', run.step)}")
+                self._line(f"{counted(run, 'epoch', run.epoch)}  {counted(run, 'step', run.step)}")
             for line in _end(run):
                 self._line(line)
         elif once:
@@ -171,29 +193,34 @@ class Watch:
 
     def _epoch(self, run: Run, row: Epoch, rows: Sequence[Epoch]) -> str:
         """The line of an epoch, whose figures are below those of the other lines."""
-        names = sorted(row.metrics, key=lambda name: (name.split("/")[0] != "train", name.split("/")[-1] != "loss"))
-        widest = max(len(_counted(run, "epoch", each.number)) for each in rows)
-        cells = [(ALWAYS, _counted(run, "epoch", row.number, widest))]
+        shown = rows if self._moves else [row]  # a file has the metrics that the row has
+        known = dict.fromkeys(name for each in [row, *shown] for name in each.metrics)
+        names = sorted(known, key=lambda name: (name.split("/")[0] != "train", name.split("/")[-1] != "loss"))
+        widest = max(len(counted(run, "epoch", each.number)) for each in rows)
+        cells = [(ALWAYS, counted(run, "epoch", row.number, widest))]
         for name in names[:MOST_METRICS]:
             width = max(len(_metric(name, each.metrics[name])) for each in rows if name in each.metrics)
             rank = ALWAYS if name.endswith("/loss") else METRIC
-            cells.append((rank, f"{name} {_metric(name, row.metrics[name]):>{width}}"))
-        cells.append((TIME, f"time {_duration(row.ended - row.begun)}"))
+            said = f"{name} {_metric(name, row.metrics[name]):>{width}}" if name in row.metrics else ""
+            cells.append((rank, f"{said:<{len(name) + 1 + width}}"))
+        cells.append((TIME, f"time {duration(row.ended - row.begun)}"))
+        if not row.whole:
+            cells.append((TIME, f"step {row.step:,}"))
         if (left := _left(run, row)) is not None:
-            cells.append((LEFT, f"left {_duration(left)}"))
+            cells.append((LEFT, f"left {duration(left)}"))
         cells += self._spark(run, row.step)
         return self._joined([*cells, *_resources(run, row.ended)])
 
     def _now(self, run: Run) -> str:
         """The line on the run's current state."""
-        cells = [(ALWAYS, run.status), (ALWAYS, _counted(run, "step", run.step))]
+        cells = [(ALWAYS, run.status), (ALWAYS, counted(run, "step", run.step))]
         losses = [name for name in run.last if name.startswith("train/") and name.endswith("/step")]
-        cells += [(METRIC, f"{name} {_figure(run.last[name])}") for name in losses[:1]]
+        cells += [(METRIC, f"{name} {figure(run.last[name])}") for name in losses[:1]]
         cells += self._spark(run, None)
         if (rate := run.last.get("run/throughput/steps_per_second")) is not None:
             cells.append((TIME, f"{rate:,.1f} steps/s"))
         if (left := _left(run, None)) is not None:
-            cells.append((LEFT, f"left {_duration(left)}"))
+            cells.append((LEFT, f"left {duration(left)}"))
         return self._joined([*cells, *_resources(run, math.inf)])
 
     def _joined(self, cells: list[Cell]) -> str:
@@ -259,7 +286,7 @@ def _end(run: Run) -> list[str]:
     return lines + [f"  {line}" for each in said if each for line in str(each).splitlines()]
 
 
-def _counted(run: Run, what: str, number: int, width: int = 0) -> str:
+def counted(run: Run, what: str, number: int, width: int = 0) -> str:
     """How many epochs or steps there were, and are to be, if that is known; ``width`` is of the whole text."""
     planned = run.header.get("planned")
     last = planned.get(f"{what}s") if isinstance(planned, dict) else None
@@ -312,17 +339,17 @@ def _metric(name: str, value: float) -> str:
     """With its unit, if it is memory."""
     if name.rpartition("/")[2] == "peak_memory" and math.isfinite(value):
         return f"{value / 2**20:,.1f} MiB"
-    return _figure(value)
+    return figure(value)
 
 
-def _figure(value: float) -> str:
+def figure(value: float) -> str:
     """Three or more digits; whole numbers from 1,000 as they are."""
     if 1e3 <= abs(value) < 1e7 and value == int(value):
         return f"{value:,.0f}"
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.2e}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """``0.4 s``, ``12 s``, ``3:05``, ``2:03:05``."""
     if not math.isfinite(seconds) or seconds < 0:
         return "?"
@@ -351,6 +378,17 @@ def choose(store: Store) -> str:
     return max(store.runs.values(), key=lambda run: (run.updated, run.started, run.id)).id
 
 
+def _watch(given: argparse.Namespace, out: TextIO) -> Watch | Overview:
+    """What shows the run, or all of them."""
+    store = Store(given.run)
+    chosen = choose(store)
+    if not given.all:
+        return Watch(store, chosen, out)
+    from loopkit_monitor.overview import Overview
+
+    return Overview(store, out)
+
+
 def main(words: Sequence[str] | None = None, out: TextIO | None = None, prog: str = "loopkit watch") -> int:
     """Show a run until it has ended.
 
@@ -362,8 +400,7 @@ def main(words: Sequence[str] | None = None, out: TextIO | None = None, prog: st
         out = sys.stdout if sys.stdout is not None else open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     try:
         arguments.heed_ctrl_c()
-        store = Store(given.run)
-        watch = Watch(store, choose(store), out)
+        watch = _watch(given, out)
         try:
             while (status := watch.write(given.once)) not in ("finished", "crashed") and not given.once:
                 time.sleep(POLL_SECONDS)

@@ -17,6 +17,7 @@ from training import On, batches, make_learner
 from loopkit import every
 from loopkit.plugins import LogMetrics, LogTo, Metrics
 from loopkit_monitor import Monitor, terminal
+from loopkit_monitor.overview import Overview
 from loopkit_monitor.store import Store
 from loopkit_monitor.terminal import main, printable, sparkline
 
@@ -287,6 +288,19 @@ def test_figures_of_epochs_are_below_each_other(tmp_path, monkeypatch, losses):
     assert max(map(len, lines)) <= 80
 
 
+def test_validations_within_epochs_are_below_the_epochs_and_have_their_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    plugins = LogTo(tmp_path), LogMetrics(), Metrics()
+    make_learner(*plugins).fit(batches(6), batches(1), epochs=2, validate=every(updates=2))
+    out = Terminal()
+    assert main([str(tmp_path)], out) == 0
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("epoch")]
+    assert len({line.index("val/loss") for line in lines}) == 1
+    assert len({line.index("time") for line in lines}) == 1
+    assert [re.findall(r"step (\d+)", line) for line in lines] == [["2"], ["4"], [], ["8"], ["10"], []]
+    assert max(map(len, lines)) <= 80
+
+
 @pytest.mark.parametrize("command", [COMMAND, [sys.executable, "-m", "loopkit", "watch"]])
 def test_a_closed_output_is_no_error(tmp_path, command):
     writer = Writer(tmp_path / "log.jsonl")
@@ -329,6 +343,62 @@ def test_the_latest_of_several_runs_is_watched(tmp_path):
         trained(writer, 1)
         writer.end()
     assert written(tmp_path)[1][0].startswith("a: finished")
+
+
+def some_runs(root):
+    for name, epochs in (("a", 3), ("a-run-with-a-name-that-is-far-too-long-for-a-line", 12), ("c", 1), ("old", 2)):
+        writer = Writer(root / name / "log.jsonl")
+        writer.begin(planned={"epochs": 12, "steps": 48}, epoch=0, step=0)
+        trained(writer, epochs)
+        writer.value("val/f1", 0.5, phase="val", epoch=epochs)
+        writer.end(reason="error" if name == "c" else "epochs")
+    (root / "old" / "monitor.json").write_text('{"archived": true}')
+
+
+@pytest.mark.parametrize("columns", [200, 80, 60])
+def test_all_runs_have_a_line_each_with_their_figures_below_each_other(tmp_path, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    some_runs(tmp_path)
+    out = Terminal()
+    assert main([str(tmp_path), "--all"], out) == 1
+    head, *lines = out.getvalue().splitlines()
+    assert sorted(line.split()[1] for line in lines) == ["crashed", "finished", "finished"]
+    assert any("...name-that-is-far-too-long-for-a-line"[10:] in line for line in lines)
+    assert max(map(len, [head, *lines])) < columns
+    end = head.index("step") + 4
+    assert sorted(line[:end].split()[-2:] for line in lines) == [["1/12", "4"], ["12/12", "48"], ["3/12", "12"]]
+    assert ("val/loss" in head, "train/loss" in head) == (columns >= 80, columns >= 200)
+
+
+def test_table_of_all_runs_moves_in_a_terminal_and_is_written_once_to_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    writer = Writer(tmp_path / "a" / "log.jsonl")
+    writer.begin(epoch=0, step=0)
+    trained(writer, 1)
+    terminal, file = Terminal(), io.StringIO()
+    tables = [Overview(Store(tmp_path), out) for out in (terminal, file)]
+    assert [each.write() for each in tables] == ["live", "live"]
+    assert file.getvalue() == ""
+    trained(writer, 1)
+    writer.end()
+    assert [each.write() for each in tables] == ["finished", "finished"]
+    assert terminal.getvalue().count("\x1b[2F\x1b[J") == 1
+    assert len(file.getvalue().splitlines()) == 2
+
+
+@pytest.mark.parametrize("rows", [5, 10, 24])
+def test_more_runs_than_lines_of_a_terminal_are_counted(tmp_path, monkeypatch, rows):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", str(rows))
+    for number in range(30):
+        writer = Writer(tmp_path / f"{number}" / "log.jsonl")
+        writer.begin(epoch=0)
+        writer.end()
+    out = Terminal()
+    assert main([str(tmp_path), "--all", "--once"], out) == 0
+    lines = out.getvalue().splitlines()
+    assert len(lines) < rows
+    assert lines[-1] == f"and {30 - rows + 3} more"
 
 
 @pytest.mark.parametrize("name", ["absent", "empty"])
