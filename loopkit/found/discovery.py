@@ -100,10 +100,8 @@ def first_line(entry_point: EntryPoint) -> str:
     for _ in range(DEEPEST):
         tree = _source(module)
         for node in () if tree is None else tree.body:
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
-                return (ast.get_docstring(node) or "").partition("\n")[0]
-            if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == name for to in node.targets):
-                return _last_text(node.value).partition("\n")[0]
+            if (text := _text_of(node, name)) is not None:
+                return text.partition("\n")[0]
             if isinstance(node, ast.ImportFrom) and not node.level:
                 if same := [each for each in node.names if (each.asname or each.name) == name]:
                     module = node.module or ""
@@ -114,9 +112,13 @@ def first_line(entry_point: EntryPoint) -> str:
     return ""
 
 
-def _last_text(value: ast.expr) -> str:
-    """The last string that a call is given by place; empty if there is none."""
-    given = value.args if isinstance(value, ast.Call) else []
+def _text_of(node: ast.stmt, name: str) -> str | None:
+    """The text about a name that a statement defines; empty if it has none, None if it defines another name."""
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+        return ast.get_docstring(node) or ""
+    if not isinstance(node, ast.Assign) or [name] != [to.id for to in node.targets if isinstance(to, ast.Name)]:
+        return None
+    given = node.value.args if isinstance(node.value, ast.Call) else []
     texts = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     return texts[-1] if texts else ""
 
