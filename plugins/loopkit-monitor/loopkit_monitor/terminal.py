@@ -105,7 +105,7 @@ def epochs(run: Run) -> list[Epoch]:
 
 
 def is_of_epochs(name: str) -> bool:
-    """Whether a name can be that of a metric of epochs, such as ``"val/loss"``."""
+    """Return whether a name can be a metric of epochs, such as ``"val/loss"``."""
     return not (name.endswith(ENDINGS) or name.startswith(OTHERS) or name in OTHER_NAMES) and name.count("/") == 1
 
 
@@ -379,7 +379,7 @@ def choose(store: Store) -> str:
 
 
 def _watch(given: argparse.Namespace, out: TextIO) -> Watch | Overview:
-    """What shows the run, or all of them."""
+    """Make the view of the run, or of all runs."""
     store = Store(given.run)
     chosen = choose(store)
     if not given.all:
