@@ -70,7 +70,7 @@ class Epoch:
     """When the one before ended, in seconds since 1970."""
     ended: float = 0.0
     whole: bool = True
-    """It is not one of a validation within the epoch."""
+    """False for a validation within an epoch."""
 
 
 def epochs(run: Run) -> list[Epoch]:
