@@ -45,6 +45,7 @@ html_copy_source = False
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_js_files = ["search.js"]
+html_css_files = ["site.css"]
 
 
 SHORTEST, LONGEST = 25, 160
