@@ -329,7 +329,7 @@ def _of_torchdata(value: Any, name: str) -> bool:
 def _steps(shares: Shares, unit: str) -> str:
     steps = shares.steps()
     left = shares.samples % shares.whole
-    text = f"{steps} steps of {shares.size} x {shares.batch_size} {unit}"
+    text = f"{steps} {'step' if steps == 1 else 'steps'} of {shares.size} x {shares.batch_size} {unit}"
     if not left:
         return text
     if shares.tail == "drop":
