@@ -54,6 +54,12 @@ class Compiling:
         """Whether another process compiles."""
         return self._options.backend == "inductor"
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the step at which a graph takes over is estimated, and earlier if its library was kept."""
+        options = self._options
+        return options.eager_steps is None and options.when != "always" and options.wait
+
     def expect(self, shape: Shape, learner: Learner) -> None:
         """Let the process that compiles import the compiler while the step is recorded."""
         shape.looks_like = shape.looks_like or looks(shape, learner)
@@ -97,9 +103,8 @@ class Compiling:
 
     def _steps_beside(self, shape: Shape, left: float, made: Recording) -> int:
         """After how many more steps a graph takes over, which no clock decides."""
-        options = self._options
-        if options.eager_steps is not None or options.when == "always" or not options.wait or shape.known:
-            return options.eager_steps or 0
+        if not self.is_estimated or shape.known:
+            return self._options.eager_steps or 0
         by_size = estimate.steps_beside(made.traced[0].graph)
         return by_size if left == math.inf else min(by_size, int(left) // SHARE)
 

@@ -56,6 +56,7 @@ OWN = "eager, because the phase updates in its own way"
 
 
 BY_CLOCK = "the graph took over as it came, so the run cannot be repeated bit for bit"
+AT_ONCE = "its library was kept, so it took over at once; eager_steps= gives the same step without a library"
 GOES_ON = ("pause", "signal")
 """How a fit ends that a later one continues."""
 
@@ -578,6 +579,8 @@ class WholeStep(Shown):
                     is_graph = "eager while another process compiles it"
                 elif shape.by_clock:
                     is_graph += f"; {BY_CLOCK}"
+                elif shape.known and self._compiling.is_estimated:
+                    is_graph += f"; {AT_ONCE}"
                 said.append(f"{shape.short}: {is_graph if shape.mode != 'eager' else f'eager, because {shape.reason}'}")
         return "; ".join(said)
 

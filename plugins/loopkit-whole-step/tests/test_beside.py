@@ -150,7 +150,7 @@ def test_library_of_before_lets_the_graph_take_over_at_once_and_one_of_the_same_
     for step in steps:
         step._compiling.worth = lambda *_: ""
     make(steps[0]).fit(batches(40), epochs=1)
-    steps[1]._compiling.began += 1
+    steps[1]._compiling.began += 1000  # whatever the first fit took
     steps[2].load_state_dict(steps[0].state_dict())  # killed, and resumed from before it was recorded
     steps[2].shapes = {}
     for step in steps[1:]:
@@ -453,6 +453,26 @@ def test_training_that_is_killed_takes_its_process_along(cache):
     training.stdout.close()
     assert until(lambda: not is_alive(child))
     assert until(lambda: not list(cache.glob("work-*")))
+
+
+@pytest.mark.parametrize("eager_steps", [6, None])
+def test_run_that_finds_the_library_has_the_bits_of_one_that_does_not_or_is_named(eager_steps):
+    learners, takes = [], []
+    for later in (0.0, 1000.0):
+        step = beside("auto", eager_steps)
+        step._compiling.worth = lambda *_: ""
+        step._compiling.began += later
+        learners.append(make(step, optimizer=OPTIMIZERS["adam"]))
+        learners[-1].fit(batches(40), epochs=1)
+        takes += [shape.takes for shape in step.shapes.values()]
+    named = ["its library was kept" in str(learner.explain("train")) for learner in learners]
+    if eager_steps is None:
+        assert takes == [22, 4]
+        assert named == [False, True]
+    else:
+        assert takes == [10, 10]
+        assert named == [False, False]
+        assert apart(*learners) == 0.0
 
 
 # A library, compiled once for all of these: it takes some 10 seconds
