@@ -243,10 +243,11 @@ class _Encoder:
             return self.value(key, path)
         if type(key) is tuple:
             return {"$tuple": [self._key(part, path, what) for part in key]}
+        shown = f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.nn.Parameter) else f"{key!r:.80}"
         raise self._error(
             path,
-            f"has {what} {key!r:.80} of type {type(key).__qualname__}, which cannot be saved: use a string, a number, "
-            f"bytes, None or a tuple of them in its place",
+            f"has {what} {shown} of type {type(key).__qualname__}, which cannot be saved: use a string, a number, "
+            f"bytes, None or a tuple of them in its place{_way_out(path)}",
         )
 
     def _tensor(self, tensor: Tensor, path: Path) -> str:

@@ -405,3 +405,22 @@ def test_wrapper_without_the_base_class_trains_and_resumes_bitwise(make, as_fact
         nn.functional.mse_loss(by_hand(inputs), targets).backward()
         optimizer.step()
     assert alike(dict(by_hand.state_dict()), dict(whole))
+
+
+class InGroups(torch.optim.SGD):
+    """Keeps a state of its own in the groups, by parameters."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            self.param_groups[0].setdefault("state", {})[p] = {"count": 1}
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (2, 2)])
+def test_states_by_parameters_are_refused_at_the_first_save_with_the_way_out(tmp_path, shape):
+    learner = Learner(
+        nn.Linear(*shape), nn.MSELoss(), lambda p: InGroups(p, lr=0.1), plugins=[Checkpoint(tmp_path)], standard=False
+    )
+    data = [(torch.ones(4, shape[0]), torch.ones(4, shape[1]))]
+    size = rf"\({shape[1]}, {shape[0]}\)"
+    with pytest.raises(StateError, match=rf"a tensor of shape {size} of type Parameter.*Checkpoint\(weights_only=True"):
+        learner.fit(data, epochs=1)
