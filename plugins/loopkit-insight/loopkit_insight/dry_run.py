@@ -40,7 +40,7 @@ def dry_run(
     *,
     predict: Any = None,
     batches: int = 2,
-    without: Collection[str] = (),
+    without: str | Collection[str] = (),
 ) -> dict[str, float]:
     """Run all phases on a few batches, to find mistakes before a long run; nothing is written or changed.
 
@@ -55,7 +55,7 @@ def dry_run(
         val: The same for the validation; a mapping may hold several sets.
         predict: Data to predict on.
         batches: How many batches of each, from 1.
-        without: More plugins to leave out, by their names.
+        without: More plugins to leave out, by their names: one, or several.
 
     Returns:
         The metrics, as ``"val/loss"``: of a few batches, so only their names are of interest.
@@ -71,6 +71,7 @@ def dry_run(
     """
     if not is_count(batches):
         raise PluginError(f"dry_run: batches is {batches!r}: it counts from 1")
+    without = [without] if isinstance(without, str) else without
     refuse_sharded("dry_run", learner)
     given = [*_sets(train), *_sets(val), *_sets(predict)]
     for data in given:

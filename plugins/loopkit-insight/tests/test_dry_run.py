@@ -123,6 +123,9 @@ def test_plugin_that_is_named_takes_no_part():
     with pytest.raises(ZeroDivisionError):
         dry_run(make_learner(breaking), batches(3))
     dry_run(make_learner(breaking), batches(3), without=["breaking"])
+    dry_run(make_learner(breaking), batches(3), without="breaking")
+    with pytest.raises(ZeroDivisionError):
+        dry_run(make_learner(breaking), batches(3), without="breaking_too")
 
 
 @pytest.mark.parametrize("make", [lambda: iter(batches(3)), lambda: (each for each in batches(3))])
