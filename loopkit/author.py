@@ -6,8 +6,9 @@ helpers for batches, devices and tensors that are spread over processes. Modules
 state becomes files (`bundle`, `encoding`, `tensors`, ...), and what averaging over processes needs (`buckets`).
 """
 
-from loopkit.base import devices, generators, sharded
+from loopkit.base import checks, devices, generators, sharded
 from loopkit.base.batches import count_samples, describe, first_tensor, map_tensors, move, parts
+from loopkit.base.deprecation import deprecated, renamed_options
 from loopkit.base.drawing import line_chart
 from loopkit.base.notes import add_note, locate, say, shown, warn
 from loopkit.base.options import Shown, options_of
@@ -83,6 +84,7 @@ __all__ = [
     "check_count",
     "check_namesake",
     "checked_mode",
+    "checks",
     "classes_axis",
     "concerns",
     "count",
@@ -91,6 +93,7 @@ __all__ = [
     "covers",
     "declared",
     "decode_manifest",
+    "deprecated",
     "describe",
     "devices",
     "direction",
@@ -135,6 +138,7 @@ __all__ = [
     "processes",
     "provided",
     "raw",
+    "renamed_options",
     "say",
     "sharded",
     "shown",

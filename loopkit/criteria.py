@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
+from loopkit.base import checks
 from loopkit.base.options import Shown
 from loopkit.errors import PluginError
 
@@ -191,7 +192,8 @@ class Patience(Criterion):
     fields = ("last", "count")
 
     def __init__(self, n: int) -> None:
-        self.n = _whole("Patience", "n", n)
+        checks.whole("Patience", n=n)
+        self.n = n
         self.last: float | None = None
         self.count = 0
 
@@ -217,7 +219,8 @@ class NumberSinceBest(Criterion):
     fields = ("best", "count")
 
     def __init__(self, n: int, min_delta: float = 0.0, relative: bool = False) -> None:
-        self.n = _whole("NumberSinceBest", "n", n)
+        checks.whole("NumberSinceBest", n=n)
+        self.n = n
         self.relative = relative
         self.min_delta = _number("NumberSinceBest", "min_delta", min_delta)
         if self.min_delta < 0:
@@ -253,7 +256,8 @@ class NumberLimit(Criterion):
     needs_mode = False
 
     def __init__(self, n: int) -> None:
-        self.n = _whole("NumberLimit", "n", n)
+        checks.whole("NumberLimit", n=n)
+        self.n = n
         self.count = 0
 
     def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
@@ -274,9 +278,8 @@ class TimeLimit(Criterion):
     needs_mode = False
 
     def __init__(self, seconds: float) -> None:
-        self.limit = _number("TimeLimit", "seconds", seconds)
-        if self.limit <= 0:
-            raise PluginError(f"TimeLimit: seconds is {seconds}: it is above 0")
+        checks.positive("TimeLimit", "seconds", seconds=seconds)
+        self.limit = seconds
         self._before = 0.0
         self._started: float | None = None
 
@@ -372,7 +375,8 @@ def warmup(criterion: Criterion, n: int) -> Criterion:
     >>> [criterion.update(value) != "" for value in (0.1, 0.1, 0.1)]
     [False, False, True]
     """
-    return _Warmup(_criterion("warmup", criterion), _whole("warmup", "n", n))
+    checks.whole("warmup", n=n)
+    return _Warmup(_criterion("warmup", criterion), n)
 
 
 class _Warmup(Criterion):
@@ -467,12 +471,6 @@ def _is_worse(value: float, than: float, mode: Mode) -> bool:
 
 def _copy(value: Any) -> Any:
     return list(value) if isinstance(value, list) else value
-
-
-def _whole(owner: str, argument: str, value: Any, least: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PluginError(f"{owner}: {argument} is {value!r}: it is a whole number, from {least}")
-    return value
 
 
 def _number(owner: str, argument: str, value: Any) -> float:

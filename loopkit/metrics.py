@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from loopkit.base import devices
+from loopkit.base import checks, devices
 from loopkit.base.batches import count_samples, describe, leaves
 from loopkit.base.options import Shown
 from loopkit.base.words import takes
@@ -565,8 +565,7 @@ class ClassCounts(Metric):
         from_logits: bool | None = None,
         threshold: float = 0.5,
     ) -> None:
-        if average not in ("macro", "micro", "weighted", None):
-            raise ValueError(f"average is {average!r}: it is 'macro', 'micro', 'weighted' or None")
+        checks.one_of(type(self).__name__, ("macro", "micro", "weighted", None), average=average)
         if labels is not None and average is not None:
             raise ValueError(f"labels name scores of classes, and average={average!r} makes one: give average=None")
         self.average = average
@@ -706,8 +705,7 @@ class FBeta(ClassCounts):
     name = "fbeta"
 
     def __init__(self, beta: float, average: Average = "macro", **options: Any) -> None:
-        if not beta > 0:
-            raise ValueError(f"FBeta: beta is {beta}: it is a number above 0")
+        checks.positive("FBeta", beta=beta)
         self.beta = beta
         super().__init__(average, **options)
 

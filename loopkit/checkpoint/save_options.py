@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from loopkit.base.words import is_count
+from loopkit.base import checks
 from loopkit.errors import PluginError
-
-
-def check_count(what: str, count: Any) -> None:
-    """Check that it is a count of checkpoints from 1."""
-    if not is_count(count):
-        raise PluginError(f"{what} is {count!r}: it counts checkpoints, from 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +49,8 @@ class SaveOptions:
         for option in ("on_error", "at_end", "background", "replay"):
             if not isinstance(value := getattr(self, option), bool):
                 raise PluginError(f"SaveOptions: {option} is {value!r}: it is True or False")
-        check_count("SaveOptions: keep_best", self.keep_best)
-        if self.retries != 0 and not is_count(self.retries):
-            raise PluginError(f"SaveOptions: retries is {self.retries!r}: it counts saves that may fail, from 0")
-        number = isinstance(self.lock_after, (int, float)) and not isinstance(self.lock_after, bool)
-        if not number or not 0 < self.lock_after < math.inf:
-            raise PluginError(f"SaveOptions: lock_after is {self.lock_after!r}: it is a number of seconds above 0")
+        checks.whole("SaveOptions", keep_best=self.keep_best)
+        checks.whole("SaveOptions", 0, retries=self.retries)
+        checks.positive("SaveOptions", "seconds", lock_after=self.lock_after)
         if isinstance(self.allow, str) or not all(isinstance(name, str) for name in self.allow):
             raise PluginError(f"SaveOptions: allow is {self.allow!r}: it lists names of plugins, such as ('history',)")

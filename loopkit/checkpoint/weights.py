@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from loopkit.base import sharded
+from loopkit.base import checks, sharded
 from loopkit.base.fingerprint import fingerprint, told
 from loopkit.base.options import fresh
 from loopkit.base.raw import raw
@@ -242,8 +242,7 @@ def load_weights(
     2 loaded from a stream
       2 renamed: 0.bias -> encoder.bias, 0.weight -> encoder.weight
     """
-    if weights not in ("measured", "own"):
-        raise StateError(f"load_weights: weights is {weights!r}: it is 'measured' or 'own'")
+    checks.one_of("load_weights", ("measured", "own"), weights=weights, error=StateError)
     found = _read(source, which, weights == "own")
     plan = _planned(model, found, into, prefix, rename or {}, strict=strict, positional=positional)
     plan.copy(freeze)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.base import checks
 from loopkit.base.facts import fact, hashed
 from loopkit.base.options import Shown, options_of
 from loopkit.base.world import World, join
@@ -75,10 +76,8 @@ class Member(Shown):
     volatile = ("_*", "world")
 
     def __init__(self, *, shard: bool = True, tail: str = "uneven", backend: str | None = None, timeout: float = 300.0):
-        if tail not in TAILS:
-            raise PluginError(f"{type(self).__name__}(tail={tail!r}): it is one of {', '.join(map(repr, TAILS))}")
-        if not timeout > 0:
-            raise PluginError(f"{type(self).__name__}(timeout={timeout!r}): it counts seconds, above 0")
+        checks.one_of(type(self).__name__, TAILS, tail=tail)
+        checks.positive(type(self).__name__, "seconds", timeout=timeout, infinite=True)
         self.world = World()
         self._shard = shard
         self._tail = tail

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from loopkit.base import checks
 from loopkit.base.notes import warn
 from loopkit.base.options import Shown
-from loopkit.base.words import nearest, takes
+from loopkit.base.words import takes
 from loopkit.checkpoint import savable
 from loopkit.checkpoint.bundle import Contents, describe
 from loopkit.checkpoint.measured_weights import MeasuredWeights
@@ -20,7 +21,7 @@ from loopkit.checkpoint.place import Place
 from loopkit.checkpoint.resumption import Resumption, resolved
 from loopkit.checkpoint.retention import Retention
 from loopkit.checkpoint.run_files import RunFiles, WeightFiles
-from loopkit.checkpoint.save_options import SaveOptions, check_count
+from loopkit.checkpoint.save_options import SaveOptions
 from loopkit.checkpoint.timing import Moment, Timing, moment
 from loopkit.checkpoint.writing import Writing
 from loopkit.criteria import Mode, checked_mode, direction
@@ -114,11 +115,11 @@ class Checkpoint(Shown):
         name: str = "checkpoint",
     ) -> None:
         timing = Timing(save)
-        check_count("Checkpoint: keep", keep)
+        checks.whole("Checkpoint", keep=keep)
         if not isinstance(options, SaveOptions):
             raise PluginError(f"Checkpoint: options is {options!r}: give options=SaveOptions(background=True)")
         _check_best(best, mode, options)
-        _check_data(data)
+        checks.one_of("Checkpoint", WORDS, data=data)
         self.data: Literal["stop", "warn"] = data
         self.resume = resolved(resume)
         if overwrite and resume is not None:
@@ -392,12 +393,6 @@ def _check_best(best: Any, mode: Mode | None, options: SaveOptions) -> None:
             f"Checkpoint: {given}, and no metric defines the best checkpoints, so it would have no effect: "
             f"give best='val/loss', or leave it out"
         )
-
-
-def _check_data(data: Any) -> None:
-    """Raise for a word that is not known."""
-    if data not in WORDS:
-        raise PluginError(f"Checkpoint: data is {data!r}: it is 'stop' or 'warn'{nearest(str(data), WORDS)}")
 
 
 def _saves_run(plugin: Any) -> bool:

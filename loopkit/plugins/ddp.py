@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from loopkit.base import checks
 from loopkit.distributed.at_update import AtUpdate
 from loopkit.distributed.buckets import BUCKET_BYTES, copy_buffers, copy_state
 from loopkit.distributed.gradient_sync import GradientSync
@@ -98,12 +99,10 @@ class DDP(Member):
         super().__init__(shard=shard, tail=tail, backend=backend, timeout=timeout)
         if overlap not in (True, False):
             raise PluginError(f"DDP(overlap={overlap!r}): it is True or False")
-        if weighted not in (True, False, "auto"):
-            raise PluginError(f"DDP(weighted={weighted!r}): it is True, False or 'auto'")
-        if compression not in COMPRESSION:
-            raise PluginError(f"DDP(compression={compression!r}): it is None, 'fp16' or 'bf16'")
-        if bucket_mb is not None and not bucket_mb > 0:
-            raise PluginError(f"DDP(bucket_mb={bucket_mb!r}): it is a number of MiB above 0")
+        checks.one_of("DDP", (True, False, "auto"), weighted=weighted)
+        checks.one_of("DDP", tuple(COMPRESSION), compression=compression)
+        if bucket_mb is not None:
+            checks.positive("DDP", "MiB", bucket_mb=bucket_mb)
         if static_graph and (find_unused_parameters or fixed_buckets):
             raise PluginError("DDP(static_graph=True) goes with neither find_unused_parameters nor fixed_buckets")
         if bucket_views and not overlap:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from ctypes import c_float
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from loopkit.base import devices, sharded
+from loopkit.base import checks, devices, sharded
 from loopkit.base.options import Shown
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
@@ -85,13 +84,6 @@ def single(number: float) -> float:
     return c_float(number).value
 
 
-def check_positive(where: str, **options: Any) -> None:
-    """Check that it is a number above 0."""
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise PluginError(f"{where}({name}={value!r}): it must be a number above 0")
-
-
 def _valued(params: Sequence[Tensor]) -> Sequence[Tensor]:
     """Parameters whose gradients are dense: in the place of sparse ones stand their values, in the same memory."""
     if not any(p.grad is not None and is_sparse(p.grad) for p in params):
@@ -136,9 +128,8 @@ class ClipGradNorm(Shown):
         *,
         over: Literal["each", "all"] = "each",
     ) -> None:
-        check_positive("ClipGradNorm", max_norm=max_norm, norm_type=norm_type)
-        if over not in ("each", "all"):
-            raise PluginError(f"ClipGradNorm(over={over!r}): it is 'each' or 'all', the optimizers with one norm")
+        checks.positive("ClipGradNorm", max_norm=max_norm, norm_type=norm_type, infinite=True)
+        checks.one_of("ClipGradNorm", ("each", "all"), over=over)
         self.over = over
         self.max_norm = max_norm
         self.norm_type = norm_type
@@ -237,7 +228,7 @@ class ClipGradValue(Shown):
     provides = "clip"
 
     def __init__(self, max_value: float, name: str = "clip_grad_value") -> None:
-        check_positive("ClipGradValue", max_value=max_value)
+        checks.positive("ClipGradValue", max_value=max_value, infinite=True)
         self.max_value = max_value
         self.name = name
 
@@ -269,7 +260,7 @@ class GradNorm(Shown):
     volatile = ("_*", "last")
 
     def __init__(self, norm_type: float = 2.0, clipped: bool = False, name: str = "grad_norm") -> None:
-        check_positive("GradNorm", norm_type=norm_type)
+        checks.positive("GradNorm", norm_type=norm_type, infinite=True)
         self.norm_type = norm_type
         self.name = name
         self.clipped = clipped
@@ -329,10 +320,7 @@ class GradNoise(Shown):
     provides = "noise"
 
     def __init__(self, std: float = 0.1, decay: float = 0.275, seed: int = 0) -> None:
-        for option, value in {"std": std, "decay": decay}.items():
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not 0 <= value < math.inf:
-                raise PluginError(f"GradNoise({option}={value!r}): it must be a number, at least 0")
+        checks.not_negative("GradNoise", std=std, decay=decay)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise PluginError(f"GradNoise(seed={seed!r}): it must be a whole number")
         self.std = std

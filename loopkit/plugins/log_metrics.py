@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from loopkit.base import checks
 from loopkit.base.options import Shown
-from loopkit.base.words import is_count
-from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.plugin import provided
 
@@ -45,8 +44,8 @@ class LogMetrics(Shown):
     volatile = ("_*",)
 
     def __init__(self, every: int | None = None, name: str = "log_metrics") -> None:
-        if every is not None and not is_count(every):
-            raise PluginError(f"LogMetrics: every is {every!r}: it counts training steps, from 1")
+        if every is not None:
+            checks.whole("LogMetrics", every=every)
         self.name = name
         self.every = every
         self._rates: dict[str, Any] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +9,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopkit.base import checks
 from loopkit.base.batches import describe
 from loopkit.base.notes import warn
 from loopkit.base.options import Shown
-from loopkit.base.words import is_count, nearest
+from loopkit.base.words import nearest
 from loopkit.criteria import declared
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import snake_case
@@ -79,10 +79,9 @@ class LogTo(Shown):
     def __init__(
         self, *backends: Backend | str | Path, every: int | None = None, seconds: float = 5.0, name: str = "log_to"
     ) -> None:
-        if every is not None and not is_count(every):
-            raise PluginError(f"LogTo: every is {every!r}: it counts training steps, from 1")
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-            raise PluginError(f"LogTo: seconds is {seconds!r}: it must be a number above 0")
+        if every is not None:
+            checks.whole("LogTo", every=every)
+        checks.positive("LogTo", "seconds", seconds=seconds)
         self.name = name
         self._every = every
         self._seconds = seconds

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, ReduceLROnPlateau
 
 from loopkit import schedules
+from loopkit.base import checks
 from loopkit.base.notes import warn
 from loopkit.base.options import Shown
 from loopkit.base.words import nearest
@@ -87,10 +88,8 @@ class Schedule(Shown):
         name: str | None = None,
     ) -> None:
         _check_schedule(schedule)
-        if every not in ("update", "epoch"):
-            raise PluginError(f"Schedule(every={every!r}): it is 'update' or 'epoch'")
-        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-            raise PluginError(f"Schedule(start={start!r}): it is a whole number, from 0")
+        checks.one_of("Schedule", ("update", "epoch"), every=every)
+        checks.whole("Schedule", 0, start=start)
         _check_place(attribute, key)
         self.schedule = schedule
         self.key = key if attribute is None else attribute
@@ -425,8 +424,7 @@ class TorchSchedule(Shown):
         every: Every = "update",
         name: str = "torch_schedule",
     ) -> None:
-        if every not in ("update", "epoch"):
-            raise PluginError(f"TorchSchedule(every={every!r}): it is 'update' or 'epoch'")
+        checks.one_of("TorchSchedule", ("update", "epoch"), every=every)
         if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
             raise PluginError(
                 f"TorchSchedule: {scheduler!r} is neither a scheduler nor a function optimizer -> scheduler"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from loopkit.base.words import is_count
+from loopkit.base import checks
 from loopkit.errors import PluginError
 from loopkit.hooks import PROJECT, hooks
 from loopkit.plugin import plugin_name, unwrapped
@@ -47,10 +47,10 @@ def throttle(
         raise PluginError("throttle: give one of every=... (steps), seconds=... and when=... (a function)")
     if when is not None and not callable(when):
         raise PluginError(f"throttle: when={when!r}: it is a function, such as lambda step: step.index < 10")
-    if every is not None and not is_count(every):
-        raise PluginError(f"throttle: every={every!r}: it is a whole number of steps, from 1")
-    if seconds is not None and not seconds >= 0:
-        raise PluginError(f"throttle: seconds={seconds!r}: it is a number of seconds, from 0")
+    if every is not None:
+        checks.whole("throttle", every=every)
+    if seconds is not None:
+        checks.not_negative("throttle", "seconds", seconds=seconds, infinite=True)
     return _Throttled(plugin, every, seconds, when)
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from loopkit.base import sharded
+from loopkit.base import checks, sharded
 from loopkit.base.notes import warn
 from loopkit.base.options import Shown
 from loopkit.base.words import nearest, some
@@ -106,9 +106,7 @@ class WeightAverage(Shown):
         name: str = "weight_average",
     ) -> None:
         _check_decay(decay, warmup)
-        for label, value in (("start_update", start_update), ("start_epoch", start_epoch)):
-            if not _is_count(value) or value < 0:
-                raise PluginError(f"WeightAverage: {label} is {value!r}: it is a whole number, from 0")
+        checks.whole("WeightAverage", 0, start_update=start_update, start_epoch=start_epoch)
         if every != "epoch" and (not _is_count(every) or int(every) < 1):
             raise PluginError(f"WeightAverage: every is {every!r}: it is a number of updates, from 1, or 'epoch'")
         if isinstance(phases, str):

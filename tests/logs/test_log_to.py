@@ -387,15 +387,15 @@ def test_log_to_refuses(given: Any, fix: str) -> None:
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])
 def test_every_counts_from_one(every: Any) -> None:
-    with pytest.raises(PluginError, match="counts training steps, from 1"):
+    with pytest.raises(PluginError, match="it is a whole number, from 1"):
         LogTo(every=every)
-    with pytest.raises(PluginError, match="counts training steps, from 1"):
+    with pytest.raises(PluginError, match="it is a whole number, from 1"):
         LogMetrics(every=every)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), True, "1"])
 def test_seconds_are_above_0(seconds: Any) -> None:
-    with pytest.raises(PluginError, match="it must be a number above 0"):
+    with pytest.raises(PluginError, match="it is a number of seconds above 0"):
         LogTo(seconds=seconds)
 
 

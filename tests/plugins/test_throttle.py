@@ -289,13 +289,13 @@ def test_throttle_takes_one_of_steps_and_seconds(given):
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, True])
 def test_throttle_refuses_steps_out_of_range(every):
-    with pytest.raises(PluginError, match=f"every={every}: it is a whole number of steps, from 1"):
+    with pytest.raises(PluginError, match=f"every is {every}: it is a whole number, from 1"):
         throttle(History(), every=every)
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])
 def test_throttle_refuses_seconds_out_of_range(seconds):
-    with pytest.raises(PluginError, match=f"seconds={seconds}: it is a number of seconds, from 0"):
+    with pytest.raises(PluginError, match=f"seconds is {seconds}: it is a number of seconds, from 0"):
         throttle(History(), seconds=seconds)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Beta
 
 from loopkit import hookimpl
-from loopkit.author import Shown
+from loopkit.author import Shown, checks
 from loopkit.errors import PluginError
 
 __all__ = ["CutMix", "LabelSmoothing", "Mixup"]
@@ -22,8 +21,7 @@ class _SoftTargets(Shown):
     provides = "augment"
 
     def __init__(self, classes: int) -> None:
-        if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
-            raise PluginError(f"{type(self).__name__}(classes={classes!r}): it is a number of classes, from 2")
+        checks.whole(type(self).__name__, 2, classes=classes)
         self.classes = classes
 
     @hookimpl(phase="training", reads=("step.own_targets",), updates=("targets",))
@@ -82,7 +80,8 @@ class Mixup(_SoftTargets):
 
     def __init__(self, classes: int, alpha: float = 0.2) -> None:
         super().__init__(classes)
-        self.alpha = _positive(self, alpha)
+        checks.positive(type(self).__name__, alpha=alpha)
+        self.alpha = float(alpha)
         self._beta = Beta(self.alpha, self.alpha)
 
     @hookimpl(phase="training", updates=("inputs", "targets", "rng", "step.own_targets"))
@@ -128,7 +127,8 @@ class CutMix(_SoftTargets):
 
     def __init__(self, classes: int, alpha: float = 1.0) -> None:
         super().__init__(classes)
-        self.alpha = _positive(self, alpha)
+        checks.positive(type(self).__name__, alpha=alpha)
+        self.alpha = float(alpha)
         self._beta = Beta(self.alpha, self.alpha)
 
     @hookimpl(phase="training", updates=("inputs", "targets", "rng", "step.own_targets"))
@@ -180,12 +180,6 @@ class LabelSmoothing(_SoftTargets):
     def forward_begin(self, step: Any) -> None:
         """Smooth; the batch's own targets stay as they are."""
         step.targets = (1 - self.smoothing) * self._probabilities(step) + self.smoothing / self.classes
-
-
-def _positive(plugin: _SoftTargets, alpha: float) -> float:
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < math.inf:
-        raise PluginError(f"{type(plugin).__name__}(alpha={alpha!r}): it is a number above 0, such as 1.0")
-    return float(alpha)
 
 
 def _within(length: int, side: Tensor, device: torch.device) -> Tensor:

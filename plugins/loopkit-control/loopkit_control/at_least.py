@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loopkit import hookimpl
-from loopkit.author import Shown, is_count
+from loopkit.author import Shown, checks
 from loopkit.errors import PluginError
 
 if TYPE_CHECKING:
@@ -39,11 +39,12 @@ class AtLeast(Shown):
     per_process = ()
 
     def __init__(self, updates: int | None = None, epochs: int | None = None, name: str = "at_least") -> None:
-        for word, value in (("updates", updates), ("epochs", epochs)):
-            if value is not None and not is_count(value):
-                raise PluginError(f"AtLeast: {word} is {value!r}: it is a whole number, from 1")
         if updates is None and epochs is None:
             raise PluginError("AtLeast: give updates=, epochs= or both")
+        if updates is not None:
+            checks.whole("AtLeast", updates=updates)
+        if epochs is not None:
+            checks.whole("AtLeast", epochs=epochs)
         self._updates, self._epochs, self.name = updates, epochs, name
         self.held: tuple[str, str] | None = None
         """The stop that was put off: why, and who asked for it."""

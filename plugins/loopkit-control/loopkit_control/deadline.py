@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from loopkit.author import Shown
+from loopkit.author import Shown, checks
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
@@ -53,9 +53,9 @@ class Deadline(Shown):
     ) -> None:
         if minutes is not None and at is not None:
             raise PluginError(f"Deadline: give minutes={minutes!r} or at={at!r}, not both")
-        for word, value in (("minutes", minutes), ("margin", margin)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
-                raise PluginError(f"Deadline: {word} is {value!r}: it is a number, from 0")
+        checks.not_negative("Deadline", "seconds", margin=margin, infinite=True)
+        if minutes is not None:
+            checks.not_negative("Deadline", minutes=minutes, infinite=True)
         self.minutes, self.at, self.margin, self.name = minutes, at, margin, name
         self._time = _time(at)
         self._end = float("inf")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from loopkit.author import is_better
+from loopkit.author import checks, is_better
 from loopkit.criteria import Criterion, Mode
 from loopkit.errors import PluginError
 
@@ -70,8 +70,7 @@ class ProgressQuotient(GeneralisationLoss):
 
     def __init__(self, alpha: float = 0.75, k: int = 5) -> None:
         super().__init__(alpha)
-        if not isinstance(k, int) or isinstance(k, bool) or k < 2:
-            raise PluginError(f"ProgressQuotient: k is {k!r}: it is a whole number, from 2")
+        checks.whole("ProgressQuotient", 2, k=k)
         self.k = k
         self.recent: list[float] = []
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopkit.author import Shares
+from loopkit.author import Shares, checks
 from loopkit.data import Loader, LoaderError
 from loopkit.errors import EmptyDataError
 from loopkit_data.tokens import MASKED, TokenFile, mixed
@@ -70,10 +70,9 @@ class Documents(Loader):
         padding: int = 0,
         seed: int = 0,
     ) -> None:
-        counts = {"batch_size": batch_size, "window": window, "group": group}
-        for name, value in (counts if longest is None else {**counts, "longest": longest}).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise LoaderError(f"Documents: {name} is {value!r}: it is a whole number, from 1")
+        checks.whole("Documents", batch_size=batch_size, window=window, group=group, error=LoaderError)
+        if longest is not None:
+            checks.whole("Documents", longest=longest, error=LoaderError)
         self.batch_size, self.longest, self.window, self.group = batch_size, longest, window, group
         self.shuffle, self.padding, self.seed = shuffle, padding, seed
         is_file = isinstance(documents, (str, os.PathLike))

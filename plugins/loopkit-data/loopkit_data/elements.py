@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from loopkit.author import describe, is_count
+from loopkit.author import checks, describe
 from loopkit.data import Loader, LoaderError
 
 
@@ -46,8 +46,7 @@ def batched(
         >>> [(inputs.tolist(), targets.tolist()) for inputs, targets in batched(pairs, 2)]
         [([[0.0, 0.0], [1.0, 1.0]], [0, 1]), ([[2.0, 2.0]], [2])]
     """
-    if not is_count(batch_size):
-        raise LoaderError(f"batched: batch_size is {batch_size!r}: it is a whole number, from 1")
+    checks.whole("batched", batch_size=batch_size, error=LoaderError)
     if isinstance(elements, Loader):
         raise LoaderError(f"batched: {describe(elements)} gives batches already: train on it as it is")
     if isinstance(elements, Dataset) and not isinstance(elements, IterableDataset):

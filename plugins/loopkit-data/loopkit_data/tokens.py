@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopkit.author import Shares
+from loopkit.author import Shares, checks
 from loopkit.data import Loader, LoaderError
 from loopkit.errors import EmptyDataError
 
@@ -60,11 +60,8 @@ class Tokens(Loader):
         seed: int = 0,
         boundary: int | None = None,
     ) -> None:
-        for name, value in (("block", block), ("batch_size", batch_size)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise LoaderError(f"Tokens: {name} is {value!r}: it is a whole number, from 1")
-        if order not in ("random", "sequential"):
-            raise LoaderError(f"Tokens: order is {order!r}: it is 'random' or 'sequential'")
+        checks.whole("Tokens", block=block, batch_size=batch_size, error=LoaderError)
+        checks.one_of("Tokens", ("random", "sequential"), order=order, error=LoaderError)
         self.path, self.block, self.batch_size, self.order = Path(path), block, batch_size, order
         self.seed, self.boundary = seed, boundary
         self._file = TokenFile("Tokens", self.path, dtype)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from loopkit.author import bound, locate, nearest
+from loopkit.author import bound, locate, nearest, renamed_options
 from loopkit_files.errors import ConfigError
 from loopkit_files.lines import Place
 
@@ -221,7 +221,8 @@ def _remember(made: Any, table: dict[str, Any]) -> None:
         reference = weakref.ref(made, lambda _: _made.pop(key, None))
     except TypeError:  # such as a number
         return
-    _made[key] = reference, table, _state(made)
+    new_names = renamed_options(type(made))
+    _made[key] = reference, {new_names.get(word, word): value for word, value in table.items()}, _state(made)
 
 
 def _state(made: Any) -> Any:
@@ -296,27 +297,30 @@ def _check_options(
     spread = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     known = [*by_name, *([spread] if spread else [])]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for key, value in options.items():
+    old_names = renamed_options(function)
+    given_as = {old_names.get(word, word): word for word in options}
+    for key, written in given_as.items():
+        value = options[written]
         if key == spread:
             if not isinstance(value, list):
-                report((*place, key), f"{key!r} of {name} is {article(value)}: it takes an array, {key} = [...]")
+                report((*place, written), f"{key!r} of {name} is {article(value)}: it takes an array, {key} = [...]")
         elif key not in by_name:
             if not open_ended:
                 takes = ", ".join(known) or "no options"
                 report(
-                    (*place, key),
+                    (*place, written),
                     f"{name} has no option {key!r}{nearest(OTHER.get(key, key), known)}; it takes {takes}",
                 )
         elif not _fits(value, annotation := by_name[key].annotation):
-            report((*place, key), f"{key!r} of {name} is {value!r}: it takes {_shown(annotation)}")
-    misspelt = "".join(nearest(key, known) for key in options if key not in known)
+            report((*place, written), f"{key!r} of {name} is {value!r}: it takes {_shown(annotation)}")
+    misspelt = "".join(nearest(key, known) for key in given_as if key not in known)
     missing: list[str] = []
     for p in parameters:
         if p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
         if p.kind is p.POSITIONAL_ONLY:
             report(place, f"{name} takes {p.name!r} only by position: write a function that takes it by name")
-        elif p.name not in options and repr(p.name) not in misspelt:
+        elif p.name not in given_as and repr(p.name) not in misspelt:
             missing.append(repr(p.name))
     if missing and place == ("loss",) and not inspect.isclass(function):
         needs = f"the option{'s' * (len(missing) > 1)} {' and '.join(missing)}"

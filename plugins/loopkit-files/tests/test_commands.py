@@ -179,7 +179,7 @@ def test_error_of_a_plugin_is_a_line_and_its_section(folder, capsys):
     assert (code, err) == (
         2,
         [
-            "loopkit: error: Checkpoint: keep is -1: it counts checkpoints, from 1",
+            "loopkit: error: Checkpoint: keep is -1: it is a whole number, from 1",
             "loopkit: run.toml:27: [plugins.checkpoint], Checkpoint raised this",
         ],
     )

@@ -32,6 +32,8 @@ from loopkit_files.schema import FIT, LEARNER, TABLES
 PARTS = """
 import torch
 from torch import nn
+from loopkit import hookimpl
+from loopkit.author import Shown, deprecated
 from loopkit.data import TensorLoader
 
 CALLS = []
@@ -66,6 +68,16 @@ def takes(first, *rest, last=0):
 
 
 NUMBER = 3
+
+
+class Clip(Shown):
+    @deprecated("value", since="0.2", use="max_value")
+    def __init__(self, max_value: float = 1.0):
+        self.max_value = max_value
+
+    @hookimpl(updates=("grads",))
+    def update_begin(self, learner):
+        pass
 """
 RUN = """\
 [model]
@@ -681,6 +693,21 @@ def test_plugin_by_call_needs_no_entry_point_and_can_come_twice(parts):
     )
     learner = load(parts(text)).build().learner
     assert {"grad_norm", "clipped"} <= set(learner.plugins)
+
+
+def test_file_with_the_old_name_of_an_option_is_taken_and_written_with_the_new_one(parts):
+    found = load(parts(RUN + "[plugins.clip]\ncall = 'parts:Clip'\nvalue = 0.5\n"))
+    with pytest.warns(DeprecationWarning, match=r"Clip: value is max_value since version 0\.2"):
+        learner = found.learner()
+    data = {"train": {"call": "parts:train"}}
+    written = Config.of(learner, fit={"epochs": 2}, given={"data": data, "model": {"call": "parts:net"}})
+    assert written.values["plugins"]["clip"]["max_value"] == 0.5
+
+
+def test_file_with_a_wrong_type_for_the_old_name_of_an_option_is_named(parts):
+    assert problems(parts(RUN + "[plugins.clip]\ncall = 'parts:Clip'\nvalue = 'much'\n")) == [
+        "run.toml:18: 'max_value' of parts:Clip is 'much': it takes float"
+    ]
 
 
 def test_config_by_hand_holds_a_copy_and_names_places(parts):

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.author import Shown, gradients, named_parameters
-from loopkit.errors import PluginError
+from loopkit.author import Shown, checks, gradients, named_parameters
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
     from loopkit import Step
     from loopkit.learner import Learner
 
-__all__ = ["LogGradients", "check_count"]
+__all__ = ["LogGradients"]
 
 HALVES = (torch.float16, torch.bfloat16)
 Part = tuple[str, ...]
@@ -60,7 +59,9 @@ class LogGradients(Shown):
         clipped: bool = False,
         name: str = "log_gradients",
     ) -> None:
-        check_count("LogGradients", every=every, **({} if depth is None else {"depth": depth}))
+        checks.whole("LogGradients", every=every)
+        if depth is not None:
+            checks.whole("LogGradients", depth=depth)
         self.name = name
         self.every, self.depth, self.ratio = every, depth, ratio
         self.clipped = clipped
@@ -167,10 +168,3 @@ def norms(tensors: Sequence[Tensor | None], parts: Members) -> dict[Part, Tensor
 def _mixed(tensors: Iterable[Tensor]) -> Tensor:
     """The norm of tensors on several devices, of several dtypes, or sharded; of those it is one collective."""
     return gradients.total_norm([t.float() if t.dtype in HALVES else t for t in tensors])
-
-
-def check_count(where: str, **options: Any) -> None:
-    """Check that it is a whole number above 0."""
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise PluginError(f"{where}({name}={value!r}): it is a whole number, from 1")

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from loopkit.author import Shown, covers, named_parameters, nothing_matches, sharded
+from loopkit.author import Shown, checks, covers, named_parameters, nothing_matches, sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs import Histogram
-from loopkit_insight.log_gradients import check_count
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +55,7 @@ class LogHistograms(Shown):
         bins: int = 64,
         name: str = "log_histograms",
     ) -> None:
-        check_count("LogHistograms", every=every, bins=bins)
+        checks.whole("LogHistograms", every=every, bins=bins)
         if not isinstance(parameters, str) or not parameters:
             raise PluginError(f"LogHistograms(parameters={parameters!r}): it is a pattern, such as 'encoder.*|*.bias'")
         self.name = name

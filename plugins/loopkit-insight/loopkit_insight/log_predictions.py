@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from loopkit.author import CHANNELS, Shown, describe, first_tensor, nearest
+from loopkit.author import CHANNELS, Shown, checks, describe, first_tensor, nearest
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs import Image, Table
-from loopkit_insight.log_gradients import check_count
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -85,7 +84,7 @@ class LogPredictions(Shown):
         loss: Callable[[Any, Any], Tensor] | None = None,
         name: str = "log_predictions",
     ) -> None:
-        check_count("LogPredictions", every=every, count=count)
+        checks.whole("LogPredictions", every=every, count=count)
         if isinstance(inputs, str) and inputs not in INPUTS:
             raise PluginError(
                 f"LogPredictions(inputs={inputs!r}): it is 'image', 'table' or a function{nearest(inputs, INPUTS)}"

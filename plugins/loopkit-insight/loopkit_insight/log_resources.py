@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import warnings
 from collections.abc import Callable
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loopkit.author import Shown
-from loopkit.errors import PluginError
+from loopkit.author import Shown, checks
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -55,8 +53,7 @@ class LogResources(Shown):
     volatile = ("_sampler", *(PREFIX + name for name in ("cpu", "process_cpu", "memory", "process_memory")))
 
     def __init__(self, every: float = 10.0, name: str = "log_resources") -> None:
-        if isinstance(every, bool) or not isinstance(every, (int, float)) or not 0 < every < math.inf:
-            raise PluginError(f"LogResources(every={every!r}): it is a number of seconds, above 0")
+        checks.positive("LogResources", "seconds", every=every)
         try:
             import psutil  # noqa: F401 - the thread uses it
         except ImportError as error:

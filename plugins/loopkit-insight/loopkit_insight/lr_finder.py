@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from loopkit.author import line_chart, nearest, paragraph
+from loopkit.author import checks, line_chart, nearest, paragraph
 from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, PluginError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
@@ -131,8 +131,7 @@ class LRFinder:
     ) -> None:
         if not 0 < start < end < math.inf:
             raise ValueError(f"LRFinder(start={start}, end={end}): the rates are above 0, and the last is the larger")
-        if isinstance(updates, bool) or not isinstance(updates, int) or updates < 2:
-            raise ValueError(f"LRFinder(updates={updates!r}): it is a whole number, from 2")
+        checks.whole("LRFinder", 2, updates=updates)
         if not 0 <= smoothing < 1:
             raise ValueError(f"LRFinder(smoothing={smoothing}): it is from 0 to below 1")
         if not stop_factor > 1:

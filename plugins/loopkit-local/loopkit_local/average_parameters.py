@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from loopkit import hookimpl
-from loopkit.author import Member, buckets, devices
+from loopkit.author import Member, buckets, checks, devices
 from loopkit.data import Loader
 from loopkit.errors import PluginError, WorldError
 from loopkit_local.averaging import Average, Parts, to_devices
@@ -142,8 +142,7 @@ class AverageParameters(Member):
             raise PluginError(f"AverageParameters: when is {when!r}: it is EverySteps(...), Cadence(...) or Free(...)")
         if not isinstance(how, (Collective, ThroughHost)):
             raise PluginError(f"AverageParameters: how is {how!r}: it is Collective(...) or ThroughHost(...)")
-        if moments not in ("local", "average", "reset"):
-            raise PluginError(f"AverageParameters: moments is {moments!r}: it is 'local', 'average' or 'reset'")
+        checks.one_of("AverageParameters", ("local", "average", "reset"), moments=moments)
         if outer is not None and not callable(outer):
             raise PluginError(f"AverageParameters: outer is {outer!r}: it is a function params -> optimizer")
         if isinstance(when, Free) and how.delay == 0:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from loopkit.author import checks
 from loopkit.errors import PluginError
 
 __all__ = ["Cadence", "Controller", "EverySteps", "Free", "divide"]
@@ -37,7 +38,7 @@ class EverySteps:
     steps: int = 1
 
     def __post_init__(self) -> None:
-        _whole(self, "steps", self.steps, 1)
+        checks.whole(type(self).__name__, steps=self.steps)
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class Cadence:
     guard: float | None = 0.05
 
     def __post_init__(self) -> None:
-        _whole(self, "anchor", self.anchor, 1)
-        _whole(self, "max_anchor", self.max_anchor, self.anchor)
+        checks.whole(type(self).__name__, anchor=self.anchor)
+        checks.whole(type(self).__name__, self.anchor, max_anchor=self.max_anchor)
         if self.max_batch_diff is not None:
-            _whole(self, "max_batch_diff", self.max_batch_diff, 0)
+            checks.whole(type(self).__name__, 0, max_batch_diff=self.max_batch_diff)
         if not 0.01 <= self.overhead_target <= 0.5:
             raise PluginError(
                 f"{type(self).__name__}: overhead_target is {self.overhead_target!r}: it is a part of the computing "
@@ -253,8 +254,3 @@ def _smoothed(old: float | None, new: float) -> float:
         return new
     weight = min(max(abs(new - old) / old, SLOWEST), QUICKEST)
     return weight * new + (1 - weight) * old
-
-
-def _whole(owner: Any, name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise PluginError(f"{type(owner).__name__}: {name} is {value!r}: it is a whole number, from {least}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from loopkit.author import added, classes_axis, count, describe, wide
+from loopkit.author import added, checks, classes_axis, count, describe, wide
 from loopkit.logs import Table
 from loopkit.metrics import ClassCounts, Metric
 from loopkit_metrics.kept import Kept
@@ -32,8 +32,7 @@ class TopK(Metric):
     higher_is_better = True
 
     def __init__(self, k: int = 5, ignore_index: int | None = None, axis: int | None = None) -> None:
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ValueError(f"TopK: k is {k!r}: it is a whole number, from 1")
+        checks.whole("TopK", k=k)
         self.k, self.ignore_index, self.axis = k, ignore_index, axis
         self.name = f"top{k}"
         super().__init__()
@@ -89,8 +88,7 @@ class ConfusionMatrix(Metric):
         ignore_index: int | None = None,
         axis: int | None = None,
     ) -> None:
-        if normalize not in ("true", "pred", "all", None):
-            raise ValueError(f"normalize is {normalize!r}: it is 'true', 'pred', 'all' or None")
+        checks.one_of(type(self).__name__, ("true", "pred", "all", None), normalize=normalize)
         self.normalize, self.labels, self.ignore_index, self.axis = normalize, labels, ignore_index, axis
         super().__init__()
 
@@ -183,8 +181,7 @@ class Ranking(Kept):
         from_logits: bool | None = None,
         labels: Sequence[str] | None = None,
     ) -> None:
-        if average not in ("macro", "weighted", None):
-            raise ValueError(f"average is {average!r}: it is 'macro', 'weighted' or None")
+        checks.one_of(type(self).__name__, ("macro", "weighted", None), average=average)
         if labels is not None and average is not None:
             raise ValueError(f"labels name scores of classes, and average={average!r} makes one: give average=None")
         self.average, self.from_logits, self.labels = average, from_logits, labels
@@ -296,8 +293,7 @@ class PrecisionRecall(Ranking):
     def __init__(
         self, points: int = 101, *, from_logits: bool | None = None, labels: Sequence[str] | None = None
     ) -> None:
-        if not isinstance(points, int) or isinstance(points, bool) or points < 2:
-            raise ValueError(f"PrecisionRecall: points is {points!r}: it is a whole number, from 2")
+        checks.whole("PrecisionRecall", 2, points=points)
         super().__init__(None, from_logits=from_logits, labels=labels)
         self.points = points
 

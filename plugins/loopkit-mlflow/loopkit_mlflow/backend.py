@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loopkit.author import masking
+from loopkit.author import checks, masking
 from loopkit.checkpoint import Manifest, best, listing
 from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.logs import (
@@ -114,8 +114,7 @@ class MLflow(Backend):
                 "MLflow: there is no tracking_uri, and MLFLOW_TRACKING_URI is not set: give the server's address, such "
                 "as MLflow('http://127.0.0.1:5000')"
             )
-        if checkpoints not in ("last", "best", "all", None):
-            raise PluginError(f"MLflow: checkpoints is {checkpoints!r}: it is 'last', 'best', 'all' or None")
+        checks.one_of("MLflow", ("last", "best", "all", None), checkpoints=checkpoints)
         for option, value, least in (("wait", wait, 0.0), ("timeout", timeout, 0.1)):
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < float("inf"):
                 raise PluginError(f"MLflow: {option} is {value!r}: it is a number of seconds, at least {least:g}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopkit.author import checks
 from loopkit_monitor import _core as _core  # isort: split
 
 import torch
@@ -101,8 +102,7 @@ class Monitor(Shown):
         port: int = 0,
         name: str = "monitor",
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise PluginError(f"Monitor: every is {every!r}: it counts training steps, from 1")
+        checks.whole("Monitor", every=every)
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port < 65536:
             raise PluginError(f"Monitor: port is {port!r}: it is from 0 to 65535, and 0 is any that is free")
         self.name = name

@@ -100,7 +100,7 @@ def test_it_can_be_added_during_a_fit(tmp_path):
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "1"])
 def test_every_counts_from_one(every):
-    with pytest.raises(LoopkitError, match="it counts training steps, from 1"):
+    with pytest.raises(LoopkitError, match="it is a whole number, from 1"):
         Monitor(every=every)
 
 

@@ -10,7 +10,7 @@ import optuna
 from optuna.storages import RetryHeartbeatStaleTrialCallback
 
 from loopkit import FitResult, Learner, Phase, hookimpl
-from loopkit.author import Shown
+from loopkit.author import Shown, checks
 from loopkit.errors import PluginError, StateError
 
 __all__ = ["OptunaPruning"]
@@ -72,8 +72,7 @@ class OptunaPruning(Shown):
         phase, slash, metric = monitor.partition("/")
         if not (phase and slash and metric):
             raise PluginError(f"monitor is {monitor!r}: it is a phase and a metric, such as 'val/loss'")
-        if steps not in ("epochs", "updates"):
-            raise PluginError(f"steps is {steps!r}: it is 'epochs' or 'updates'")
+        checks.one_of(type(self).__name__, ("epochs", "updates"), steps=steps)
         self.name = name
         self.trial = trial
         self.monitor = monitor

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from loopkit.author import Shown, processes, say, unwrapped, warn
+from loopkit.author import Shown, checks, processes, say, unwrapped, warn
 from loopkit.checkpoint import listing
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
@@ -73,11 +73,8 @@ class Upload(Shown):
         checkpoint: str = "checkpoint",
         name: str = "upload",
     ) -> None:
-        if verify not in get_args(Verify):
-            raise PluginError(f"Upload: verify is {verify!r}: it is 'size' or 'digest'")
-        for option, value in (("seconds", seconds), ("wait", wait)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-                raise PluginError(f"Upload: {option} is {value!r}: it is a number of seconds, from 0")
+        checks.one_of("Upload", get_args(Verify), verify=verify)
+        checks.not_negative("Upload", "seconds", seconds=seconds, wait=wait, infinite=True)
         Store(url, storage_options)  # or it cannot be used
         self._url, self._storage_options = url, storage_options
         self.verify, self.logs, self.seconds, self.wait = verify, logs, seconds, wait

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopkit import Learner, Step, TrainingPhase, hookimpl
-from loopkit.author import Shown
+from loopkit.author import Shown, checks
 from loopkit.errors import PluginError
 
 __all__ = ["ASAM", "SAM"]
@@ -49,7 +48,7 @@ class SAM(Shown):
     volatile = ("_*",)
 
     def __init__(self, rho: float = 0.05) -> None:
-        _check_positive(self, "rho", rho)
+        checks.positive(type(self).__name__, rho=rho)
         self.rho = rho
         self._params: Sequence[Tensor] = ()
         """The parameters while they are moved."""
@@ -147,8 +146,7 @@ class ASAM(SAM):
 
     def __init__(self, rho: float = 0.5, eta: float = 0.01) -> None:
         super().__init__(rho)
-        if not isinstance(eta, (int, float)) or not 0 <= eta < math.inf:
-            raise PluginError(f"ASAM(eta={eta!r}): it is a number of at least 0, such as 0.01")
+        checks.not_negative("ASAM", eta=eta)
         self.eta = eta
 
     def _moves(self, names: Sequence[str], params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
@@ -165,8 +163,3 @@ def _of_this_process(learner: Learner) -> AbstractContextManager[None]:
     """A context whose forwards no plugin syncs over processes."""
     unsynced = next((plugin.unsynced for plugin in learner.plugins.values() if hasattr(plugin, "unsynced")), None)
     return nullcontext() if unsynced is None else unsynced()
-
-
-def _check_positive(plugin: SAM, option: str, value: float) -> None:
-    if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise PluginError(f"{type(plugin).__name__}({option}={value!r}): it is a number above 0, such as 0.05")

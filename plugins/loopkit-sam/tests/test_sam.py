@@ -283,10 +283,10 @@ def test_both_at_once_are_refused():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SAM(rho=0), r"SAM\(rho=0\): it is a number above 0"),
+        (lambda: SAM(rho=0), r"SAM: rho is 0: it is a number above 0"),
         (lambda: ASAM(rho=float("nan")), r"ASAM\(rho=nan\)"),
         (lambda: SAM(rho="0.1"), r"SAM\(rho='0.1'\)"),
-        (lambda: ASAM(eta=-1), r"ASAM\(eta=-1\): it is a number of at least 0"),
+        (lambda: ASAM(eta=-1), r"ASAM: eta is -1: it is a number, from 0"),
     ],
 )
 def test_bad_options_are_refused(make, message):

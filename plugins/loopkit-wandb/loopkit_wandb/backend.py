@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopkit.author import nearest
+from loopkit.author import checks
 from loopkit.errors import LogError
 from loopkit.logs import (
     Audio,
@@ -83,8 +83,7 @@ class Wandb(Backend):
         tags: Sequence[str] = (),
         mode: str = "offline",
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"Wandb(mode={mode!r}): it is 'offline' or 'online'{nearest(mode, MODES)}")
+        checks.one_of("Wandb", MODES, mode=mode)
         self.project = project
         self.mode = mode
         self.directory = Path(directory).absolute()

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from loopkit.author import Shown, is_count, warn
-from loopkit.errors import PluginError
+from loopkit.author import Shown, checks, warn
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -58,9 +57,7 @@ class CudaGraph(Shown):
     volatile = ("_*",)
 
     def __init__(self, warmup: int = 3, max_graphs: int = 8) -> None:
-        for label, value in (("warmup", warmup), ("max_graphs", max_graphs)):
-            if not is_count(value):
-                raise PluginError(f"CudaGraph: {label} is {value!r}: it is a whole number, from 1")
+        checks.whole("CudaGraph", warmup=warmup, max_graphs=max_graphs)
         self.warmup = warmup
         self.max_graphs = max_graphs
         self._graphed: dict[str, GraphedModule] = {}
