@@ -279,7 +279,7 @@ class TimeLimit(Criterion):
 
     def __init__(self, seconds: float) -> None:
         checks.positive("TimeLimit", "seconds", seconds=seconds)
-        self.limit = seconds
+        self.limit = float(seconds)
         self._before = 0.0
         self._started: float | None = None
 

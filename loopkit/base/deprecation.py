@@ -51,7 +51,16 @@ def deprecated(option: str, *, since: str, use: str) -> Callable[[Init], Init]:
 
 
 def renamed_options(made_by: Any) -> Mapping[str, str]:
-    """The new names of deprecated options by the old ones; of a class or an ``__init__``."""
+    """The new names of deprecated options by the old ones; of a class or an ``__init__``.
+
+    Example::
+
+        >>> class Clip:
+        ...     @deprecated("value", since="0.2", use="max_value")
+        ...     def __init__(self, max_value=1.0): ...
+        >>> renamed_options(Clip)
+        {'value': 'max_value'}
+    """
     init = getattr(made_by, "__init__") if isinstance(made_by, type) else made_by  # noqa: B009 - mypy takes it for unsound
     found: Mapping[str, str] = getattr(init, RENAMED, {})
     return found
