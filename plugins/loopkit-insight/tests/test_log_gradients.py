@@ -210,7 +210,7 @@ def test_log_gradients_after_an_error_lets_go(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": True}, {"every": 1.5}, {"depth": 0}, {"depth": "1"}])
 def test_log_gradients_refuses(options: dict[str, Any]) -> None:
-    with pytest.raises(PluginError, match=rf"LogGradients\({next(iter(options))}=.*from 1"):
+    with pytest.raises(PluginError, match=rf"LogGradients: {next(iter(options))} is .*from 1"):
         LogGradients(**options)
 
 

@@ -132,7 +132,7 @@ def test_log_resources_without_psutil_says_what_to_install(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("every", [0, -1, True, "10", float("nan"), float("inf")])
 def test_log_resources_refuses(every: Any) -> None:
-    with pytest.raises(PluginError, match=r"LogResources\(every=.*a number of seconds, above 0"):
+    with pytest.raises(PluginError, match=r"LogResources: every is .*a number of seconds above 0"):
         LogResources(every=every)
 
 
