@@ -45,13 +45,18 @@ class Row:
         return hooks()[self.hook].arguments
 
     @property
-    def tells(self) -> bool:
+    def changes_training(self) -> bool:
         """Whether it may change the way of gradients and weights: its states do, or it stands around or in the step."""
         around = hooks()[self.hook].kind != "event" and "step" in self.arguments
         return around or bool(self.note) or any(not state.startswith("metrics") for state in self.changes)
 
     @property
-    def change(self) -> str:
+    def why(self) -> str:
+        """Its note, and why it stands where it does."""
+        return "; ".join(filter(None, (self.note, *self.reasons)))
+
+    @property
+    def text(self) -> str:
         """The plugin, with its changes and its note."""
         states = f" ({', '.join(self.changes)})" if self.changes else ""
         return f"{self.plugin}{states}{f': {self.note}' if self.note else ''}"
@@ -114,47 +119,47 @@ class Explanation:
     def _repr_html_(self) -> str:
         if self.full:
             cells = [
-                (row.phase or "the learner", row.hook, row.position, row.plugin, row.access, "; ".join(whys))
+                (row.phase or "the learner", row.hook, row.position, row.plugin, row.access, row.why)
                 for row in self.rows
-                for whys in [[*filter(None, [row.note]), *row.reasons]]
             ]
             parts = [html(("phase", "hook", "", "plugin", "access", "why"), cells)]
         else:
             parts = [
                 paragraph(title)
                 + html(("hook", "plugins"), [(hook, " > ".join(each)) for hook, each in chains.items()])
-                for title, chains in self._changes()
+                for title, chains in self._groups()
             ]
             parts += map(paragraph, self._onlookers())
         if not (self.rows or self.modes or self.unproved):
             return paragraph("no plugins")
         return "".join([*parts, *map(paragraph, (*self.never_called, *self.modes, *self.unproved))])
 
-    def _changes(self) -> list[tuple[str, dict[str, list[str]]]]:
+    def _groups(self) -> list[tuple[str, dict[str, list[str]]]]:
         """List the changes of gradients and weights by hook: steps first, phases with equal lists together."""
-        alike: list[tuple[list[str], dict[str, list[str]]]] = []
+        groups: list[tuple[list[str], dict[str, list[str]]]] = []
         for phase in dict.fromkeys(row.phase for row in self.rows):
-            told = [row for row in self.rows if row.phase == phase and row.tells]
+            told = [row for row in self.rows if row.phase == phase and row.changes_training]
             chains: dict[str, list[str]] = {}
             for row in sorted(told, key=lambda row: "step" not in row.arguments):
-                chains.setdefault(row.hook, []).append(row.change)
+                chains.setdefault(row.hook, []).append(row.text)
             title = f"phase {phase!r}" if phase else "the learner"
-            same = next((titles for titles, others in alike if list(others.items()) == list(chains.items())), None)
+            same = next((titles for titles, others in groups if list(others.items()) == list(chains.items())), None)
             if same is None:
-                alike.append(([title], chains))
+                groups.append(([title], chains))
             else:
                 same.append(title)
-        alike.sort(key=lambda item: item[0] == ["the learner"])
-        return [(", ".join(titles), chains) for titles, chains in alike]
+        groups.sort(key=lambda item: item[0] == ["the learner"])
+        return [(", ".join(titles), chains) for titles, chains in groups]
 
     def _onlookers(self) -> list[str]:
         # one whose name begins with "~" is a part of another
-        names = sorted({r.plugin for r in self.rows if r.plugin[0] != "~"} - {r.plugin for r in self.rows if r.tells})
+        changing = {row.plugin for row in self.rows if row.changes_training}
+        names = sorted({row.plugin for row in self.rows if row.plugin[0] != "~"} - changing)
         return [f"look on: {', '.join(names)}"] if names else []
 
     def _short(self) -> list[str]:
         lines: list[str] = []
-        for title, chains in self._changes():
+        for title, chains in self._groups():
             width = max(map(len, chains), default=0)
             told = [_chain(hook.ljust(width), parts) for hook, parts in chains.items()]
             lines += [title, *(told or ["  nothing is changed"]), ""]

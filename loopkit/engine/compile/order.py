@@ -120,6 +120,7 @@ def arrange(entries: Sequence[Entry], chains: Sequence[Sequence[str]] = (), even
 
 
 Links = dict[tuple[int, int], str]
+"""Reasons by pair: ``links[i, j]`` is why entry i comes before entry j."""
 
 
 def _explicit(entries: Sequence[Entry], chains: Sequence[Sequence[str]]) -> Links:
@@ -159,7 +160,7 @@ def _closure(size: int, links: Links) -> set[tuple[int, int]]:
 
 
 def _clash(one: Entry, other: Entry) -> str:
-    """``"update grads"`` if both change the same state in the same way, else an empty string."""
+    """``"update 'grads'"`` if both change the same state in the same way, else an empty string."""
     for how, mine, theirs in (("write", one.writes, other.writes), ("update", one.updates, other.updates)):
         for a in mine:
             for b in theirs:
@@ -172,7 +173,7 @@ def _precedes_by_everything(first: Entry, second: Entry) -> str:
     """Why ``first`` runs before ``second``, where one of them reads or writes everything, or an empty string."""
     if EVERYTHING in second.reads and EVERYTHING not in first.reads:
         return f"{second.plugin!r} reads everything"
-    if EVERYTHING in second.reads and second.provides == SAVER != first.provides:
+    if EVERYTHING in second.reads and second.provides == SAVER and first.provides != SAVER:
         return f"{second.plugin!r} saves what was done by then"
     if EVERYTHING in first.writes and EVERYTHING not in second.writes:
         return f"{first.plugin!r} writes everything"
@@ -183,8 +184,10 @@ def _precedes(first: Entry, second: Entry) -> str:
     """Why ``first`` runs before ``second`` by access, or an empty string."""
     if reason := _precedes_by_everything(first, second):
         return reason
+    # A plugin's own state is called by its name or role; "metrics" is a role and a state: there the state is meant.
     own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
     changed = second.updates + second.writes
+    # A read of a state that the plugin also changes does not count: two such plugins would each come after the other.
     reads = [("reads", name) for name in second.reads if not any(_covers(state, name) for state in changed)]
     updates = [("updates", name) for name in second.updates]
     if found := _meeting(first.writes + own, [*updates, *reads]):

@@ -78,6 +78,10 @@ class Plan:
         return called
 
 
+PLAIN_ERROR = rank(Exception())
+"""The rank of errors that are neither cancels nor interrupts."""
+
+
 class Compiler:
     """Makes calls from implementations: with the arguments that each asks for, and a note on what it raises.
 
@@ -179,7 +183,7 @@ class Compiler:
         return fire
 
     def _calls(self, impls: Sequence[Implementation], phase: Phase) -> list[Callable[..., Any]]:
-        """The functions of an event; two plugins can share one, which are told apart."""
+        """The functions of an event; equal ones are wrapped, so that ``calls.index`` finds the right plugin."""
         calls: list[Callable[..., Any]] = []
         for impl in impls:
             call = self.bound(impl, ("step",) if "step" in impl.hook.arguments else ("epoch",), phase)
@@ -262,7 +266,7 @@ class _Context:
         self._hook = hook
         self._where = where
         if not (hasattr(type(context), "__enter__") and hasattr(type(context), "__exit__")):
-            raise self._own(
+            raise self._located_here(
                 PluginError(
                     f"plugin {plugin!r}: {hook} returned {describe(context)}, which is no context manager: return one, "
                     f"or None; a function that yields needs @contextmanager below @hookimpl"
@@ -273,13 +277,13 @@ class _Context:
         try:
             self._context.__enter__()
         except BaseException as error:
-            self._own(error)
+            self._located_here(error)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the context. Its answer has no say: it cannot swallow what others have to see."""
+        """Leave the context. Its return value is ignored, so that a plugin cannot swallow an error."""
         try:
             self._context.__exit__(kind, error, trace)
             return
@@ -287,19 +291,18 @@ class _Context:
             raised = own
         if raised is error:
             return
-        self._own(raised)
+        self._located_here(raised)
         if error is None or raised.__cause__ is error:
             raise raised
-        ranks = rank(error), rank(raised)
-        if ranks[0] == ranks[1] == rank(Exception()):
+        if rank(error) == rank(raised) == PLAIN_ERROR:
             causes = [error, raised]
-            raise self._own(BaseExceptionGroup("an error, then another one on leaving a context", causes))
-        if ranks[1] > ranks[0]:
+            raise self._located_here(BaseExceptionGroup("an error, then another one on leaving a context", causes))
+        if rank(raised) > rank(error):
             add_note(raised, f"{shown(error)} came before it")
             raise raised
         add_note(error, f"loopkit: leaving {self._hook} of plugin {self._plugin!r} failed too: {shown(raised)}")
 
-    def _own(self, error: BaseException) -> BaseException:
+    def _located_here(self, error: BaseException) -> BaseException:
         """The error, saying that it is this plugin's."""
         if isinstance(error, Cancel):
             error.by = error.by or self._plugin

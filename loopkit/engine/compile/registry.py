@@ -194,12 +194,12 @@ class Registry:
         refusals.check_names(self.plugins, self.implemented, self.chains)
         refusals.check_owners(self.plugins)
         for hook in ("setup_model", "setup_optimizer", LOG_VALUE, INSTRUMENT):
-            self.ordered(hook)
+            self.ordered(hook)  # raises if two of them have no order
         begins = {impl.entry.plugin: impl for impl in self.ordered(FitBegin.hook)}
         ends = {impl.entry.plugin: impl for impl in self.implementations(FitEnd.hook)}
         names = [placed.entry.plugin for placed in self.fit_order()]
         for phase in self._phases.values():
-            self.plan(phase)
+            self.plan(phase)  # raises errors that only a compiled plan shows
         self.brackets = [(name, begins.get(name), ends.get(name)) for name in names]
 
     def implementations(self, hook: str, phase: Phase | None = None) -> list[Implementation]:
@@ -245,7 +245,7 @@ class Registry:
         """The messages for the plugins that are never called in these phases."""
         known = list(phases)
         found = refusals.never_called(self.implemented, known)
-        return [refusals.idle(name, hooks, known) for name, hooks in found.items()]
+        return [refusals.idle(name, missed, known) for name, missed in found.items()]
 
     def check_fit(self, runs: Sequence[Phase]) -> None:
         """Check what shows only when a fit begins. It runs these phases, and its hooks may run the user's own.

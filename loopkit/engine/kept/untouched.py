@@ -1,4 +1,4 @@
-"""untouched: undo what the code of a user's loop changes in a learner while it is run again after a resume."""
+"""restorer: undo what the code of a user's loop changes in a learner while it is run again after a resume."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from loopkit.engine.kept.rounds import alike
 
 
-def untouched(
+def restorer(
     modules: Iterable[Any], optimizers: Iterable[torch.optim.Optimizer], owners: Iterable[Any]
 ) -> Callable[[], None]:
-    """Return what puts a learner back as it is now, where it has changed by then.
+    """Copy a learner's state; return a function that restores each part that has changed since.
 
     Code such as ``target.load_state_dict(model.state_dict())`` or ``group["lr"] *= 0.5`` between two runs has had its
     effect before the save: a second one would be one too many.

@@ -66,16 +66,21 @@ class Brackets:
         What the ``fit_end`` of a plugin raises whose ``fit_begin`` has failed is noted on that failure.
         """
         errors = self._call(self._ends, result, failure)
-        if failure is None and (len(errors) == 1 or not any(isinstance(error, Exception) for error in errors)):
-            for error in errors[:1]:
-                self._note(error, errors[1:])
-                raise error
-        if errors and (failure is None or isinstance(failure, Exception)):
-            causes = errors if failure is None else [failure, *errors]
-            raise BaseExceptionGroup("fit_end failed" if failure is None else "the fit failed, then fit_end", causes)
-        if failure is not None:
+        if failure is None:
+            self._raise_late(errors)
+        elif errors and isinstance(failure, Exception):
+            raise BaseExceptionGroup("the fit failed, then fit_end", [failure, *errors])
+        else:
             self._note(failure, errors)
             raise failure
+
+    def _raise_late(self, errors: list[BaseException]) -> None:
+        """Raise errors of ``fit_end`` after a fit without one: several as a group, unless all are interrupts."""
+        if len(errors) > 1 and any(isinstance(error, Exception) for error in errors):
+            raise BaseExceptionGroup("fit_end failed", errors)
+        if errors:
+            self._note(errors[0], errors[1:])
+            raise errors[0]
 
     def _call(
         self, ends: Sequence[Implementation], result: FitResult, failure: BaseException | None

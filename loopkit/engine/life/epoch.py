@@ -195,7 +195,7 @@ class Epoch(Stores):
 
     def _go_on_to(self, length: int | None) -> None:
         self.length = length
-        self.loop.go_on_to(length)
+        self.loop.set_length(length)
 
     def nest(self, outer: CurrentEpoch | None, depth: int) -> None:
         """It is run inside of another epoch, or of none, with so many open around it."""
@@ -251,7 +251,7 @@ class Epoch(Stores):
 
     def go_on_at(self, steps: int) -> None:
         """Count on from so many steps."""
-        self.loop.go_on_at(steps)
+        self.loop.count_from(steps)
 
     # Its steps
 
@@ -290,7 +290,7 @@ class Epoch(Stores):
                 raise self.pending
             if run is not None:
                 complete = run(self, batches)
-            elif complete := self.loop.goes_on:
+            elif complete := self.loop.may_start:
                 complete = self.loop.run(batches)
             self._life.data.end(self, complete, first)
 

@@ -76,8 +76,8 @@ class EpochContexts:
             self._stack.enter_context(models.modes.in_place(models.weights.replaced, stays=not epoch.alone))
 
     def _set_modes(self) -> None:
-        self._modes = self._models.set_modes(self._phase.training)
-        self._stack.callback(lambda: self._models.restore(self._modes))
+        self._modes = self._models.set_module_modes(self._phase.training)
+        self._stack.callback(lambda: self._models.restore_module_modes(self._modes))
 
     def _enter_form(self) -> None:
         """Put modules with their own ``train`` in eval mode, after the weights in place."""
@@ -88,13 +88,13 @@ class EpochContexts:
 
     def set_modes(self) -> None:
         """Put the modules in the phase's mode, remembering the one that each was in."""
-        self._modes = self._models.set_modes(self._phase.training)
+        self._modes = self._models.set_module_modes(self._phase.training)
         self._enter_form()
 
     def restore_modes(self) -> None:
         """Put the modules back in the modes in which `set_modes` found them."""
         self._form.close()
-        self._models.restore(self._modes)
+        self._models.restore_module_modes(self._modes)
 
     def leave(self, error: BaseException | None) -> None:
         """Leave them, be it because of an error, which none of them may swallow."""

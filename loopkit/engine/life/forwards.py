@@ -107,7 +107,7 @@ def inference(core: Core, phase: Phase) -> Iterator[None]:
         epoch.loop.replan()
         if not models.weights.by and all(each.phase is not phase for each in core.running.epochs):
             _put_weights(core, phase, epoch, stack)
-        stack.callback(models.restore, models.set_modes(False))
+        stack.callback(models.restore_module_modes, models.set_module_modes(False))
         stack.enter_context(models.evaluated(lambda: True))
         stack.enter_context(torch.no_grad())
         _enter_step(core, phase, epoch, stack)
@@ -127,7 +127,7 @@ def aside(core: Core) -> Iterator[None]:
             if hasattr(plugin, "unsynced"):
                 stack.enter_context(plugin.unsynced())
         modules = _modules(core)
-        stack.callback(models.restore, [(module, module.training) for module in modules])
+        stack.callback(models.restore_module_modes, [(module, module.training) for module in modules])
         _keep_generators(modules, stack)
         _lend_buffers(modules, stack)
         _cast_apart(stack)

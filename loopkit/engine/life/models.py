@@ -22,7 +22,7 @@ from loopkit.engine.kept.extras import Extras, Owner
 from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import GENERATORS, OptimizerPart, is_of_torch, is_optimizer
-from loopkit.engine.life.module_modes import ModuleModes, has_own_train, turn, write
+from loopkit.engine.life.module_modes import ModuleModes, has_own_train, switch_tree, write
 from loopkit.engine.life.routing import ForwardWrapper
 from loopkit.engine.step.autocast_cache import AutocastCache
 from loopkit.errors import PhaseError, PluginError
@@ -109,28 +109,28 @@ class Models(dict[str, nn.Module]):
         self.extras.find(owners, trained)
         self.module_modes.decide(trained, [*self._prefixed_models(), *self.extras.parts()])
 
-    def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
+    def set_module_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
         """Put the modules in train or eval mode; returns the mode in which each was.
 
         In train mode, modules that the user had put into eval mode before stay there.
         """
         modules = self._modules()
         if training:
-            self._check_replaced(modules)
+            self._note_parameters(modules)
         return self.module_modes.switch(training, modules)
 
     def evaluated(self, exact: Callable[[], bool]) -> AbstractContextManager[None]:
         """Inside, modules with their own ``train`` are in eval mode; see `ModuleModes.evaluated`."""
         return self.module_modes.evaluated(partial(self.weights.replaced, is_form=True), exact)
 
-    def restore(self, modes: list[tuple[nn.Module, bool]]) -> None:
-        """Put modules back in the modes that `set_modes` returned."""
+    def restore_module_modes(self, modes: list[tuple[nn.Module, bool]]) -> None:
+        """Put modules back in the modes that `set_module_modes` returned."""
         if not has_own_train(module for module, _ in modes):
             write(modes)
             return
         want = dict(modes)
         for top in self.with_extras().values():
-            turn(top, want)
+            switch_tree(top, want)
 
     def take_measured(self, phase: str) -> None:
         """Copy what stands in the weights' place now, in the form in which modules are trained."""
@@ -139,17 +139,17 @@ class Models(dict[str, nn.Module]):
 
     def put_in_eval(self, module: nn.Module) -> None:
         """Put a module and its parts in eval mode."""
-        turn(module, dict.fromkeys(module.modules(), False), keep=True)
+        switch_tree(module, dict.fromkeys(module.modules(), False), keep=True)
 
     @contextmanager
     def in_train_mode(self, module: nn.Module) -> Iterator[None]:
         """Inside, a module and its parts are in train mode."""
         before = {each: each.training for each in module.modules()}
-        turn(module, dict.fromkeys(before, True), keep=True)
+        switch_tree(module, dict.fromkeys(before, True), keep=True)
         try:
             yield
         finally:
-            turn(module, before)
+            switch_tree(module, before)
 
     def _modules(self) -> list[nn.Module]:
         """Every module of every model; ``modules()`` of torch takes several times as long, at each epoch."""
@@ -249,7 +249,7 @@ class Models(dict[str, nn.Module]):
             self.optimizers = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
             self.optimizer = self.optimizers
         self.modes = Modes(self.optimizers, self.modes.wanted, self.modes.owner)
-        self._check_replaced(self._modules())
+        self._note_parameters(self._modules())
 
     def set_up_optimizers(self, registry: Registry, plugins: Iterable[str]) -> None:
         """Run the ``setup_optimizer`` of these plugins on every optimizer, and put what it returns in its place."""
@@ -268,7 +268,7 @@ class Models(dict[str, nn.Module]):
 
     def put_optimizers(self, optimizers: dict[str, torch.optim.Optimizer]) -> None:
         """Replace optimizers by name."""
-        single = self.optimizer is not self.optimizers
+        single = self.optimizer is not self.optimizers  # one object where a mapping was given
         self.optimizers = optimizers
         self.optimizer = next(iter(optimizers.values()), None) if single else optimizers
         self.modes = Modes(optimizers, self.modes.wanted, self.modes.owner)
@@ -292,8 +292,8 @@ class Models(dict[str, nn.Module]):
                 group.update({key: now[key] for key in keep if key in now})
             OptimizerPart(name, self.optimizers[name]).load(saved)
 
-    def _check_replaced(self, modules: Iterable[nn.Module]) -> None:
-        """Refuse that an optimizer trains parameters which the models have had and have no more.
+    def _note_parameters(self, modules: Iterable[nn.Module]) -> None:
+        """Note the models' parameters; raise if an optimizer trains one that was replaced since the last time.
 
         Raises:
             PhaseError: It does.
@@ -310,7 +310,7 @@ class Models(dict[str, nn.Module]):
         for optimizer in self.optimizers.values():
             for p in params_of(optimizer):
                 if p in gone and not is_sharded(p):
-                    self._known = known
+                    self._known = known  # so that the next call raises again
                     raise PhaseError(
                         f"parameter {known[p]!r} was replaced after the optimizer had taken it: the old one is "
                         f"trained, the new one is used and saved. Change it in place, with torch.no_grad(): "
@@ -361,17 +361,22 @@ class Replacement(NamedTuple):
 
 
 class Weights:
-    """The stack of things in the place of the models' own weights, put away from the top by whoever saves."""
+    """The stack of things in the place of the models' own weights, put away from the top by whoever saves.
+
+    There are: other weights, such as a plugin's average (``by`` is the plugin); weights in an optimizer's evaluation
+    form (``by`` is ``"optimizer.eval"``); weights in another layout (``by`` is empty); and a module's evaluation form,
+    such as a merged adapter (``is_form``).
+    """
 
     def __init__(self) -> None:
         self.stack: list[Replacement] = []
         """The lowest first."""
-        self._away: list[list[Replacement]] = []
+        self._set_aside: list[list[Replacement]] = []
         """The stand-ins that `own` has removed, to be restored."""
 
     @property
     def by(self) -> str:
-        """The plugin whose weights stand in the place of the models' own; empty if they are in place themselves."""
+        """The plugin, or ``"optimizer.eval"``, whose weights stand in place of the models' own; empty if they do."""
         for each in reversed(self.stack):
             if each.by:
                 return each.by
@@ -395,14 +400,14 @@ class Weights:
         try:
             yield
         finally:
-            for held in self._away:  # it is left inside of `own`, and has been put away
+            for held in self._set_aside:  # it is left inside of `own`, and has been put away
                 held[:] = [each for each in held if each is not entry]
             if any(each is entry for each in self.stack):
                 self._take_out(entry)
 
     def _take_out(self, entry: Replacement) -> None:
         at = next(i for i, each in enumerate(self.stack) if each is entry)
-        above = self.stack[at + 1 :]  # of contexts that are left out of turn, such as those of a generator
+        above = self.stack[at + 1 :]  # of contexts that are left out of switch_tree, such as those of a generator
         for each in reversed(above):
             each.away()
         entry.away()
@@ -430,11 +435,11 @@ class Weights:
         away, self.stack = self.stack, []
         for each in reversed(away):
             each.away()
-        self._away.append(away)
+        self._set_aside.append(away)
         try:
             yield
         finally:
-            self._away = [held for held in self._away if held is not away]
+            self._set_aside = [held for held in self._set_aside if held is not away]
             for each in away:
                 each.put()
             self.stack = away

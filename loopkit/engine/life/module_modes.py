@@ -82,7 +82,7 @@ class ModuleModes:
         """Put models that are trained, and are in eval mode as a whole, into train mode; for good, with one line."""
         for name, model in self._asleep.items():
             if not any(each.training for each in model.modules()):
-                turn(model, dict.fromkeys(model.modules(), True))
+                switch_tree(model, dict.fromkeys(model.modules(), True))
                 called = f"model {name.removesuffix('.')!r}" if name else "the model"
                 say(
                     f"{called} was in eval mode when the learner was made, and is put into train mode: an optimizer "
@@ -109,7 +109,7 @@ class ModuleModes:
         modes = [(module, module.training) for module in modules]
         if training:
             for top in tops:
-                turn(top, {each: each not in evals for each in top.modules()}, keep=True)
+                switch_tree(top, {each: each not in evals for each in top.modules()}, keep=True)
         else:
             own = set(_own_subtrees(tops))
             write([(each, False) for each in modules if each not in own])
@@ -142,7 +142,7 @@ class ModuleModes:
             return
         form = _Form([module for module, training in before if training])
         for top in _own_tops(tops):
-            turn(top, dict.fromkeys(top.modules(), False), keep=True)
+            switch_tree(top, dict.fromkeys(top.modules(), False), keep=True)
         form.compare()
         try:
             with replaced(form.enter, form.exchange):
@@ -150,7 +150,7 @@ class ModuleModes:
         finally:
             form.exchange()  # the evaluation form, which `train` takes back
             for top in _own_tops(tops):
-                turn(top, dict(before))
+                switch_tree(top, dict(before))
             if exact():
                 form.restore()
 
@@ -167,14 +167,14 @@ class ModuleModes:
         ]
         modes = [(module, {each: each.training for each in module.modules()}) for module in changed]
         for module, was in modes:
-            turn(module, {each: each not in self._evals for each in was})
+            switch_tree(module, {each: each not in self._evals for each in was})
         asleep = {each for model in self._asleep.values() for each in model.modules()}
         try:
             yield
         finally:
             for module, was in modes:
                 if module not in asleep:  # else it is put into train mode anyway
-                    turn(module, was)
+                    switch_tree(module, was)
 
 
 class _Form(Swapped):
@@ -235,7 +235,7 @@ def has_own_train(modules: Iterable[nn.Module]) -> bool:
     return False
 
 
-def turn(module: nn.Module, want: Mapping[nn.Module, bool], keep: bool = False) -> None:
+def switch_tree(module: nn.Module, want: Mapping[nn.Module, bool], keep: bool = False) -> None:
     """Put a module and its parts in modes, by calling ``train`` where a class has its own, and only where it changes.
 
     Args:
@@ -258,7 +258,7 @@ def turn(module: nn.Module, want: Mapping[nn.Module, bool], keep: bool = False) 
         _put_back(module, goal, want)
         return
     for child in module.children():
-        turn(child, want, keep)
+        switch_tree(child, want, keep)
 
 
 def _call_train(module: nn.Module, goal: bool, want: Mapping[nn.Module, bool]) -> None:
@@ -292,7 +292,7 @@ def _put_back(module: nn.Module, goal: bool, want: Mapping[nn.Module, bool]) -> 
     """Put parts that are to be in another mode than the module into it again."""
     for part in module.modules():
         if part is not module and want.get(part, goal) is not goal and part.training is goal:
-            turn(part, {each: want.get(each, goal) for each in part.modules()})
+            switch_tree(part, {each: want.get(each, goal) for each in part.modules()})
 
 
 def write(modes: Iterable[tuple[nn.Module, bool]]) -> None:

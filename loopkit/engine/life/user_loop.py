@@ -1,4 +1,9 @@
-"""UserLoop: a fit whose loop is the user's own; Rounds: the object of ``learner.rounds`` for that loop."""
+"""UserLoop: a fit whose loop is the user's own; Rounds: the object of ``learner.rounds`` for that loop.
+
+A *round* is one run of the body of the user's loop, and a *turn* is one epoch in it. After a resume the user's code
+runs again from the begin of the saved round: that is the *replay*. Turns that were over at the save are passed over.
+At the first other turn, or at the end of the round, the loop has *arrived* where the state was saved.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from loopkit.engine.kept.untouched import untouched
+from loopkit.engine.kept.untouched import restorer
 from loopkit.engine.life.epoch import Epoch, StopEpoch
 from loopkit.engine.life.fit import Fit, Limits
 from loopkit.engine.life.sources import Source
@@ -64,9 +69,9 @@ class UserLoop(Fit):
             raise self.cancelled
         if reason := self.reason_to_end():
             self.result.reason = reason  # type: ignore[assignment]
-        else:
-            self._open_round()
-        return not reason
+            return False
+        self._open_round()
+        return True
 
     def begin(self) -> None:
         """Fire ``fit_begin``."""
@@ -88,34 +93,34 @@ class UserLoop(Fit):
                 f"with {core.progress.epochs} training epochs done: rounds(epochs={self.limits.epochs}) cannot count "
                 f"on. Give rounds() without epochs=, and leave the loop by a break"
             )
-        if (saved := core.resume.take_round()) is not None:
-            self._round.begin(saved)
-        if saved is not None and saved["begin"] is not None:
-            self._replay(saved)
-            return
+        saved = core.resume.take_round()
         if saved is not None:
+            self._round.begin(saved)
+            if saved["begin"] is not None:
+                self._replay(saved)
+                return
             self._round.put_now(saved)
-        between = not at.done and not core.left_open.waiting
-        if between:
+        at_first_line = not at.done and not core.left_open.waiting
+        if at_first_line:
             core.left_open.restore_generators()  # as of the save
-        self._round.begin_round(at.epochs, whole=between)
+        self._round.begin_round(at.epochs, whole=at_first_line)
 
     def _replay(self, saved: Mapping[str, Any]) -> None:
         """Run a round again up to where it was saved, without logging a second time."""
         core = self._core
         modules = core.models.with_extras().values()
         owners = [*core.registry.plugins.values(), *(each for each in core.phases.values() if each.has_state)]
-        put_back = untouched(modules, core.models.optimizers.values(), owners)
+        put_back = restorer(modules, core.models.optimizers.values(), owners)
         listeners = core.logbook.packed
         core.logbook.listen(None)
 
-        def arrive() -> None:
+        def undo_replay() -> None:
             with core.models.weights.own():
                 put_back()
             if core.logbook.packed is None:
                 core.logbook.listen(listeners)
 
-        self._round.replay(saved, self.position.epochs, bool(core.left_open.waiting), arrive)
+        self._round.replay(saved, self.position.epochs, bool(core.left_open.waiting), undo_replay)
 
     def end_round(self) -> None:
         """A round is complete.
@@ -170,8 +175,8 @@ class UserLoop(Fit):
         self._ran[phase.name] = phase
         return core.epochs.make(phase, source, length, partial(Turn, self))
 
-    def passes_over(self, phase: Phase) -> tuple[bool, bool]:
-        """Whether an epoch of the user's loop is not to be run; and whether that is so because it is done."""
+    def take_turn(self, phase: Phase) -> tuple[bool, bool]:
+        """Count an epoch of the user's loop; returns whether to leave it out, and whether it was over at the save."""
         if self.over or self.cancelled is not None or (self.stopped and phase.training):
             return True, False
         if not self._counts:  # no rounds are asked for, so there is only the name to go by
@@ -217,14 +222,14 @@ class Turn(Epoch):
 
     def __enter__(self) -> Epoch:
         try:
-            self.passed_over, self._done = self._fit.passes_over(self.phase)
+            self.passed_over, self._done = self._fit.take_turn(self.phase)
             if self.passed_over:
                 return self
             self._fit.begin_turn(self)
             return super().__enter__()
         except BaseException as error:
             self._end_fit(error)
-            self.passed_over = True
+            self.passed_over = True  # the fit ended without an error, so this epoch has no steps
             return self
 
     def batches(self) -> Iterable[Any]:
@@ -260,7 +265,7 @@ class Turn(Epoch):
             self._fit.cancel(cancel)
         except BaseException as raised:
             self._end_fit(raised)
-        return not isinstance(error, GeneratorExit)
+        return not isinstance(error, GeneratorExit)  # `_end_fit` has raised the errors that leave the loop
 
     def _end_fit(self, error: BaseException) -> None:
         """End the fit, if no ``with`` block does; raises what there is to raise."""
@@ -343,7 +348,7 @@ class Rounds:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._fit.end(error)
-        return True
+        return True  # it has raised each error that leaves the block
 
 
 def _named(what: str, objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class AutocastCache:
         self._params: dict[str, Tensor] = {}
         self._versions = 0
         self._compares = False
-        self._values: Sequence[Tensor] = ()
+        self._norms: Sequence[Tensor] = ()
 
     def begin(self, modules: Mapping[str, nn.Module]) -> None:
         """Look before each forward of these modules, until as many calls of `end`."""
@@ -41,8 +41,8 @@ class AutocastCache:
         self._users += 1
         for name, module in modules.items():
             route = self._routes.get(module)
-            if route is None or not route.redo(self.look):
-                self._routes[module] = ForwardWrapper(module, module, self.look)
+            if route is None or not route.redo(self.before_forward):
+                self._routes[module] = ForwardWrapper(module, module, self.before_forward)
             self._params.update((f"{name}.{path}", p) for path, p in module.named_parameters() if not p.is_inference())
 
     def end(self) -> None:
@@ -53,12 +53,12 @@ class AutocastCache:
                 route.undo()
             self._params.clear()
 
-    def look(self) -> None:
-        """A forward begins."""
+    def before_forward(self) -> None:
+        """Clear the cache if a weight has changed since the forward before."""
         if not autocast_is_on():
             return
         versions = sum(map(version_of, self._params.values()))
-        if versions != self._versions:
+        if versions != self._versions:  # they only grow: the sum changes with any of them
             self._versions = versions
             self.clear()
         if self._compares:
@@ -67,29 +67,29 @@ class AutocastCache:
     def clear(self) -> None:
         """Forget the cast weights: the next forward casts them anew."""
         torch.clear_autocast_cache()
-        self._values = ()
+        self._norms = ()
 
     @contextmanager
     def unobserved(self) -> Iterator[None]:
         """Inside, forwards are none of the step's: weights may change between them."""
-        before = self._versions, self._compares, self._values
+        before = self._versions, self._compares, self._norms
         self._compares = False
         try:
             yield
         finally:
-            self._versions, self._compares, self._values = before
+            self._versions, self._compares, self._norms = before
 
     # What versions do not tell
 
     def compare_values(self, compares: bool) -> None:
-        """Also compare values, or stop; it waits for the device."""
+        """Also compare the norms of the weights, or stop; that waits for the device."""
         self._compares = compares
-        self._values = ()
+        self._norms = ()
 
     def _compare(self) -> None:
         now = torch._foreach_norm([part(p) for p in self._params.values()])
-        pairs = zip(self._params, self._values, now, strict=True) if self._values else ()
-        same = [(name, (was == is_) | (was.isnan() & is_.isnan())) for name, was, is_ in pairs]
+        pairs = zip(self._params, self._norms, now, strict=True) if self._norms else ()
+        same = [(name, (before == after) | (before.isnan() & after.isnan())) for name, before, after in pairs]
         changed = [name for name, each in same if not bool(each)]  # host sync: in the first step, if it has several
         if changed:
             raise PhaseError(
@@ -97,7 +97,7 @@ class AutocastCache:
                 f"which still uses the weights as it cast them before: change them in place under torch.no_grad(), "
                 f"or call torch.clear_autocast_cache() after the change"
             )
-        self._values = now
+        self._norms = now
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from loopkit.base.notes import locate, shown
 from loopkit.engine.kept.data.data_check import Seen
 from loopkit.engine.step.agreement import Agreement, stronger
 from loopkit.engine.step.autocast_cache import autocast_off
-from loopkit.engine.step.phase_step import PhaseStep, bad_result, explained
+from loopkit.engine.step.phase_step import PhaseStep, bad_result, locate_step_error
 from loopkit.engine.step.phase_watch import PhaseWatch
 from loopkit.engine.step.samples import Samples
 from loopkit.engine.step.step import Step, StepContext
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 PAIRS = (tuple, list)
 LOOK_AGAIN = -1
-"""In the place of the number of the last request: look again after the next step: one waits, or a window is open."""
+"""In place of the number of the last request. No request has this number: the loop looks again after each step, until
+no request waits and no window is open."""
 GRAD_MODES: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
@@ -69,7 +70,7 @@ class Loop(StepContext):
     """Whether the epoch is run by a hook that belongs to no epoch."""
     idle = False
     """Whether a step was marked by `Step.skip`."""
-    _goes_on = False
+    _resumed = False
     """Whether it was resumed, with requests that may be older than it."""
 
     def __init__(
@@ -107,13 +108,13 @@ class Loop(StepContext):
         self.current: Step | None = None
         """The last step that was begun, while the epoch runs."""
         self._taken = 0
-        self.seen = LOOK_AGAIN
+        self._seen_version = LOOK_AGAIN
         """The number of the last request that it has looked at."""
-        self._around: PhaseStep | None = None
+        self._phase_step: PhaseStep | None = None
         """The phase's step, where plugins have a part in how it is run."""
         self._samples = samples
         """How many samples a batch has."""
-        self._phase_step: Callable[[Learner, Step], Any] = phase.step
+        self._run_step: Callable[[Learner, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
         if phase.grad_mode not in GRAD_MODES:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
@@ -122,7 +123,7 @@ class Loop(StepContext):
     def open(self, taken: int | None, in_hook: bool, stop: Stop | None) -> None:
         """The epoch begins, or resumes after so many steps of it; a stop from before does not end it."""
         self._taken = taken or 0
-        self._goes_on = taken is not None
+        self._resumed = taken is not None
         self.in_hook = in_hook
         self.agreement.count_stops_from(stop)
         if self.phase.training and not self.phase.own_updates:
@@ -134,11 +135,11 @@ class Loop(StepContext):
         if self.phase.training:
             self._grad_mode = nullcontext if torch.is_grad_enabled() else torch.enable_grad
 
-    def go_on_to(self, length: int | None) -> None:
+    def set_length(self, length: int | None) -> None:
         """Its data were put where they were: there will be so many steps in all."""
         self.last_index = -1 if length is None else length - 1
 
-    def go_on_at(self, steps: int) -> None:
+    def count_from(self, steps: int) -> None:
         """Count on from so many steps."""
         self._taken = steps
 
@@ -147,8 +148,8 @@ class Loop(StepContext):
         self._taken = self.steps
         self.current = None
         self.seen_data.batch = None
-        if self._around is not None:
-            self._around.end()
+        if self._phase_step is not None:
+            self._phase_step.end()
         self.watch.end()
 
     def note_idle(self) -> None:
@@ -185,16 +186,16 @@ class Loop(StepContext):
         """Take over the plan of the plugins as they are now, and the size of windows that are closed."""
         requests = self.agreement.requests
         version = requests.version  # read first: a handler may run between any two lines
-        older = self._goes_on and self.current is None
-        self.seen = LOOK_AGAIN if requests.waits or older else version
+        older = self._resumed and self.current is None
+        self._seen_version = LOOK_AGAIN if requests.waits or older else version
         for window in [each for each in self.windows if each.size != self._flags.accumulate]:
             if window.count:
-                self.seen = LOOK_AGAIN  # until it is closed
+                self._seen_version = LOOK_AGAIN  # until it is closed
             else:
                 window.refresh(self._flags.accumulate)
         self.watch.check_updates()
         plan = self.plan = self._registry.plan(self.phase)
-        self._samples.consider(self._registry.plugins.values(), self.epoch.data)
+        self._samples.read_options(self._registry.plugins.values(), self.epoch.data)
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
         if self.watch.awaited is not None:
             self.fire = self.watch.awaited.watch(plan.fire)
@@ -202,16 +203,16 @@ class Loop(StepContext):
         self.plain_backward = None if BackwardEnd in plan.heard else only
         self.plain_update = only
         self.quiet = plan.heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
-        self._phase_step = self.phase.step
+        self._run_step = self.phase.step
         if plan.step_contexts or plan.take_step is not None:
-            self._around = self._around or PhaseStep(self._learner, self.phase, self._models, self._running.where)
-            self._phase_step = self._around.call(plan)
+            self._phase_step = self._phase_step or self._new_phase_step()
+            self._run_step = self._phase_step.call(plan)
 
     def leave_steps(self) -> None:
         """Leave the rest of the epoch's steps to the phase: for a plugin that takes steps, until the plugins change."""
-        if self._around is not None:
-            self._around.leave(self.plan)
-            self.seen = LOOK_AGAIN
+        if self._phase_step is not None:
+            self._phase_step.leave(self.plan)
+            self._seen_version = LOOK_AGAIN
 
     def await_events(self) -> None:
         """Check that the events come that the phase lists, unless an epoch of it was checked."""
@@ -223,6 +224,9 @@ class Loop(StepContext):
         if self.steps and not self.stopped:
             self.watch.end_events(self.agreement.world.rank == 0)
 
+    def _new_phase_step(self) -> PhaseStep:
+        return PhaseStep(self._learner, self.phase, self._models, self._running.where)
+
     def last_step(self) -> Step:
         """The step before the first one of an epoch that resumes, as far as it is known."""
         step = Step(self, self.steps - 1, None, 0)
@@ -230,21 +234,21 @@ class Loop(StepContext):
         return step
 
     @property
-    def goes_on(self) -> bool:
-        """Whether nothing has come since it looked last that ends it before its first step."""
-        return self.seen == self.agreement.requests.version or not self.stopped
+    def may_start(self) -> bool:
+        """Whether the first step may run: no request came since `replan`, or the epoch is not stopped."""
+        return self._seen_version == self.agreement.requests.version or not self.stopped
 
     def refresh(self) -> None:
         """Take over the plan if it has changed."""
-        if self.seen != self.agreement.requests.version:
+        if self._seen_version != self.agreement.requests.version:
             self.replan()
 
     def run(self, batches: Iterable[Any], until: StepLimits | None = None) -> bool:
-        """Run a step for each batch; returns whether they were all taken, else it resumes where it was left.
+        """Run a step for each batch; returns False if it stopped before the last one, and a later call resumes there.
 
         Args:
             batches: The batches of the steps.
-            until: Where to return; requests return as well. Without it, a stop does, in an epoch that trains.
+            until: Return at a limit, and after any request. Without it, only a stop ends it, in an epoch that trains.
         """
         try:
             if self._grad_mode is not torch.inference_mode:
@@ -257,7 +261,7 @@ class Loop(StepContext):
                     return False
         except Cancel:
             raise
-        except Exception as error:  # what a step or a hook raised has its note by now
+        except Exception as error:  # `locate` adds no second note to the errors of steps and hooks
             if error is self._samples.failure:
                 raise
             if self.at_edge:
@@ -276,16 +280,16 @@ class Loop(StepContext):
         requests, proof = self.agreement.requests, self.watch.proof
         slot = requests.world.slot
         progress = counters if phase.training else None
-        tensor, count = self._samples.ways()
-        seen, index = self.seen_data, self.steps
+        tensor, count = self._samples.how_to_count()
+        last_batch, index = self.seen_data, self.steps
         version: int | None = None
         for batch in batches:
-            if version != self.seen:
-                version, plan = self.seen, self.plan
+            if version != self._seen_version:  # `replan` ran since the last step
+                version, plan = self._seen_version, self.plan
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
-                contexts, move, phase_step = plan.step_contexts, plan.move_batch, self._phase_step
-                self._samples.look(batch)
-            seen.batch = batch
+                contexts, move, run_step = plan.step_contexts, plan.move_batch, self._run_step
+                self._samples.look_at_first_batch(batch)
+            last_batch.batch = batch
             if move is not None and batch is not None:
                 batch = move(batch, index)
             first = batch[0] if batch.__class__ in PAIRS and batch else batch
@@ -295,13 +299,13 @@ class Loop(StepContext):
             logbook.place, slot[0] = None, index
             try:
                 if not samples or (batch is None and not phase.batchless):
-                    if (samples := self._count_again(step, count)) is None:
+                    if (samples := self._check_empty(step, count)) is None:
                         continue
                 if begin is not None:
                     begin(step)
-                if contexts and self._around is not None:
-                    self._around.in_contexts(phase_step, step, plan)
-                elif (result := phase_step(learner, step)) is not None:
+                if contexts and self._phase_step is not None:
+                    self._phase_step.in_contexts(run_step, step, plan)
+                elif (result := run_step(learner, step)) is not None:
                     raise bad_result(phase, result)
                 if proof is not None and proof.look(step, step.update_overdue):
                     self.watch.end_proof(proof)
@@ -309,7 +313,7 @@ class Loop(StepContext):
             except Cancel as cancel:
                 self._cancel_step(step, cancel)
             except BaseException as error:
-                self.failure = explained(error, step, phase, self._models, self._running.where)
+                self.failure = locate_step_error(error, step, phase, self._models, self._running.where)
                 raise
             else:
                 step.ended = True
@@ -321,10 +325,10 @@ class Loop(StepContext):
                         end(step)
                     except Cancel as cancel:
                         self._leave_by(cancel)
-                    except BaseException as error:
-                        step.ended = isinstance(error, Cancel)  # not all plugins have seen its end after an error
+                    except BaseException:
+                        step.ended = False  # not all plugins have seen its end
                         raise
-            if requests.version != version:
+            if requests.version != version:  # always so while it is to look again
                 self._look_again()
                 if self.stopped or until is not None:
                     return False
@@ -332,8 +336,8 @@ class Loop(StepContext):
                 return False
         return True
 
-    def _count_again(self, step: Step, count: Callable[[Any], int]) -> Any:
-        """The samples of a batch that is None or begins with an empty part; None to pass over it.
+    def _check_empty(self, step: Step, count: Callable[[Any], int]) -> Any:
+        """Count a batch that is None or begins with an empty part; returns None if the loop leaves it out.
 
         Raises:
             PhaseInputError: It is None or holds no sample, and nobody said what to do with it.

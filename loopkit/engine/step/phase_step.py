@@ -66,19 +66,19 @@ class PhaseStep:
             cancel.by = cancel.by or f"phase {self._phase.name}"
             raise
         except BaseException as error:
-            explained(error, step, self._phase, self._models, self._where)
+            locate_step_error(error, step, self._phase, self._models, self._where)
             raise
 
     def in_contexts(self, call: Callable[[Learner, Step], Any], step: Step, plan: Plan) -> None:
-        """Call the step in the contexts of plugins."""
+        """Call the step in the contexts of plugins; errors of entering or leaving one are located here."""
         raised: BaseException | None = None
-        first = False
+        first_under_autocast = False
         try:
             with ExitStack() as contexts:
                 for make in plan.step_contexts:
                     if (context := make(step)) is not None:
                         contexts.enter_context(context)
-                if first := not self._casting and autocast_is_on():
+                if first_under_autocast := not self._casting and autocast_is_on():
                     self._watch_casts()
                 try:
                     if (result := call(self._learner, step)) is not None:
@@ -91,7 +91,7 @@ class PhaseStep:
                 locate(error, plan.of_context("step_context", self._where(self._phase, step)))
             raise
         finally:
-            if first:
+            if first_under_autocast:
                 self._models.casts.compare_values(False)
             del raised  # else a cycle with the traceback would keep the step and its graph
 
@@ -116,7 +116,7 @@ def bad_result(phase: Phase, result: Any) -> StepResultError:
     )
 
 
-def explained(error: BaseException, step: Step, phase: Phase, models: Models, where: Where) -> BaseException:
+def locate_step_error(error: BaseException, step: Step, phase: Phase, models: Models, where: Where) -> BaseException:
     """The error of a step, with notes on its place and its batch."""
     place = f"in {type(phase).__name__}.step, {where(phase, step)}"
     cure = hint(error, step, models.parameters())

@@ -33,8 +33,8 @@ class Samples:
         """The function of the phase or of the data that counts."""
         self._where = ""
         """Where that function is."""
-        self.tensor: type[Tensor] | None = Tensor
-        """The class of a first part whose length is the number of samples."""
+        self.tensor_class: type[Tensor] | None = Tensor
+        """A batch whose first part has exactly this class counts by its length; None: `count` counts every batch."""
         self.count: Callable[[Any], int] = count_samples
         """Counts the samples of any batch."""
         if type(phase).samples is not Phase.samples:
@@ -42,21 +42,21 @@ class Samples:
         self.takes_empty = False
         """Whether the phase or a plugin takes batches without any."""
         self.failure: BaseException | None = None
-        """The error of the phase's own method."""
+        """The error of that function; `Loop.run` raises it as it is, since the loader did not raise it."""
 
-    def ways(self) -> tuple[type[Tensor] | None, Callable[[Any], int]]:
+    def how_to_count(self) -> tuple[type[Tensor] | None, Callable[[Any], int]]:
         """Return the class of a first part whose length counts, and the function that counts any other batch."""
-        return self.tensor, self.count
+        return self.tensor_class, self.count
 
-    def consider(self, plugins: Iterable[Any], data: Any) -> None:
+    def read_options(self, plugins: Iterable[Any], data: Any) -> None:
         """See whether the phase or a plugin takes batches without samples, and whether the data count their own."""
         counting = [each for each in wrapped(data) if getattr(each, "count_samples", None) is not None]
-        if self.tensor is not None and counting:
+        if self.tensor_class is not None and counting:
             self._count_by(counting[0], "count_samples")
         takers = (self._phase, *map(unwrapped, plugins))
         self.takes_empty = any(getattr(each, "takes_empty", False) for each in takers)
 
-    def look(self, batch: Any) -> None:
+    def look_at_first_batch(self, batch: Any) -> None:
         """Look at the first batch of the epoch; print one note if it begins with lengths that disagree."""
         if self._looked:
             return
@@ -64,7 +64,7 @@ class Samples:
         self.seen.begin(batch)
         if _is_even_pair(batch):
             return
-        if self.tensor is None or (odd := odd_lengths(batch)) is None:
+        if self.tensor_class is None or (odd := odd_lengths(batch)) is None:
             return
         name = type(self._phase).__name__
         self._say(
@@ -78,7 +78,7 @@ class Samples:
         self._own = getattr(owner, name)
         self._where = f"{type(owner).__name__}.{name}"
         self.count = self._counted
-        self.tensor = None
+        self.tensor_class = None
 
     def _counted(self, batch: Any) -> int:
         assert self._own is not None
