@@ -192,6 +192,8 @@ def _can_fuse(cls: type[torch.optim.Optimizer], params: list[Any], options: Mapp
     return bool(probes)
 
 
+SMALL = 1e-3
+"""The size of small parameters for an optimizer without a rate."""
 SIZES = (1, 3, 7, 8, 33, 1000, 4099)
 """Lengths of the tensors whose bits are compared, with and without a tail of a vector unit."""
 
@@ -234,7 +236,7 @@ def _stepped(
     if small:
         with torch.no_grad():
             for each in made:
-                each.mul_(optimizer.param_groups[0]["lr"])
+                each.mul_(optimizer.param_groups[0].get("lr") or SMALL)
     for step in range(1, 6):
         for parameter, each in zip(made, drawn, strict=True):
             parameter.grad = each[step].clone()

@@ -172,6 +172,21 @@ def test_auto_fused_takes_pairs_of_name_and_parameter():
     assert auto_fused(SGD, lr=0.1)(nn.Linear(1, 1).named_parameters()).defaults["fused"] is True
 
 
+class WithoutRate(torch.optim.Optimizer):
+    def __init__(self, params, fused=None):
+        super().__init__(params, {"fused": fused})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad, alpha=0.1)
+
+
+def test_bitwise_trial_takes_an_optimizer_without_a_rate():
+    optimizer = auto_fused(WithoutRate, bitwise=True)([nn.Parameter(torch.ones(2))])
+    assert type(optimizer) is WithoutRate
+
+
 def test_auto_fused_is_the_class_with_fused():
     def trained(make):
         torch.manual_seed(0)

@@ -484,4 +484,4 @@ def _is_number(value: Any) -> bool:
 def _note(error: Exception, name: str, made: Mapping[str, Any]) -> None:
     """Say which metric raised an error, and for which values."""
     seen = ", ".join(f"{word}: {describe(made.get(word))}" for word in ("outputs", "targets"))
-    error.add_note(f"metric {name!r} raised this; {seen}")
+    error.add_note(f"metric {name!r} raised this; {seen}" if name else f"the metrics raised this; {seen}")

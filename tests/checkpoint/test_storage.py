@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import stat
 import threading
 
@@ -669,3 +670,16 @@ def test_probe_without_permission_says_so(tmp_path):
             return str(error)
 
     assert "EACCES" in call_forked(attempt)
+
+
+def test_error_of_another_process_keeps_number_and_file():
+    error = pickle.loads(pickle.dumps(CheckpointError(errno.EIO, "io", "model.bin")))
+    assert (error.errno, error.filename) == (errno.EIO, "model.bin")
+    assert str(error) == str(CheckpointError(errno.EIO, "io", "model.bin"))
+
+
+def test_error_with_a_text_keeps_its_number():
+    error = CheckpointError("cannot write it")
+    error.errno = errno.ENOSPC
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.errno) == ("cannot write it", errno.ENOSPC)

@@ -321,6 +321,8 @@ def check_plugin(plugin: Any, name: str) -> None:
     word = provided(plugin)
     if not isinstance(word, str) or not (word == "" or word.isidentifier()):
         raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
+    if isinstance(optional := getattr(plugin, "optional", ()), str):
+        raise PluginError(f"{where}: optional is {optional!r}: give a tuple of hooks, optional = ({optional!r},)")
     for attribute, method in methods(plugin).items():
         _check_method(plugin, attribute, method, where)
     if not has_hooks(plugin):

@@ -136,6 +136,12 @@ def test_plugin_that_provides_no_word_is_refused(word):
     refused(plugin, message=f"provides is {word!r}; it is one word, such as 'clip'")
 
 
+def test_optional_hooks_as_a_text_are_refused():
+    plugin = Listener()
+    plugin.optional = "step_end"
+    refused(plugin, message=r"optional is 'step_end': give a tuple of hooks, optional = \('step_end',\)")
+
+
 @pytest.mark.parametrize("option", ["tryfirst", "trylast"])
 def test_hookimpl_refuses_pluggys_ways_to_order(option):
     with pytest.raises(PluginError, match=rf"hookimpl\({option}=.*declared access; use before=.* or after="):

@@ -19,6 +19,9 @@ from loopkit.engine.kept.witness.torch_hooks import Hook, hooks_of_all, hooks_of
 from loopkit.engine.kept.witness.walk import Found, has_attributes
 from loopkit.plugin import declared
 
+if TYPE_CHECKING:
+    from loopkit.phases import Phase
+
 OF_TORCH = ("defaults", "state", "param_groups", "found_inf", "grad_scale")
 """Attributes that torch gives an optimizer, beside those that begin with an underscore."""
 OF_A_PHASE = "Give the class saved = ({0}), or state_dict and load_state_dict; for a cache, volatile = ({0})"
@@ -29,16 +32,11 @@ OF_A_MODULE = (
     "Keep it in a buffer (register_buffer), or give the class get_extra_state and set_extra_state; for a cache, "
     "volatile = ({0})"
 )
-
-
 OF_A_LOSS = "Keep it in a buffer of a loss that is a module; for a cache, give its class volatile = ({0})"
 OF_A_HOOK = (
     "Keep it in a plugin with state_dict and load_state_dict, or in a buffer of the module; for a display or a cache, "
     "let the hook be an object whose class has volatile = ({0})"
 )
-
-if TYPE_CHECKING:
-    from loopkit.phases import Phase
 WITH_FUNCTIONS = Scope(held_by=held_in_code, methods_of=methods_of)
 """How far phases, plugins and hooks are looked into, and a loss that is no module."""
 
