@@ -109,8 +109,8 @@ class CheckpointError(LoopkitError, OSError):
     """A checkpoint cannot be written, found or used."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made, arguments = super().__reduce__()[:2]
-        return made, arguments, {**vars(self), "errno": self.errno}  # else another process would not know it
+        made = (*super().__reduce__(), None)
+        return made[0], made[1], {**vars(self), "errno": self.errno}  # else another process would not know it
 
 
 class CorruptCheckpointError(CheckpointError):

@@ -101,6 +101,8 @@ def is_made_of_tensors(cls: type) -> bool:
     """Whether tensors of a class consist of others, and its package has declared it safe to load."""
     if not issubclass(cls, Tensor) or not hasattr(cls, "__tensor_unflatten__"):
         return False
+    if cls.__module__.partition(".")[0] == "torch":  # a tensor over several processes is saved by its shares
+        return False
     return cls in torch.serialization.get_safe_globals() and _named(cls.__module__, cls.__qualname__) is cls
 
 

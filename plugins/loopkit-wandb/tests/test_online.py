@@ -84,7 +84,7 @@ def test_offline_is_the_default_and_sends_nothing(tmp_path, make_learner, batche
 
 
 def test_mode_that_is_none_names_the_nearest():
-    with pytest.raises(ValueError, match=r"mode='on-line'\): it is 'offline' or 'online' \(did you mean 'online'\?\)"):
+    with pytest.raises(ValueError, match=r"mode is 'on-line': it is 'offline' or 'online' \(did you mean 'online'\?\)"):
         Wandb(mode="on-line")
 
 

@@ -138,7 +138,7 @@ def test_plugin_that_provides_no_word_is_refused(word):
 
 def test_optional_hooks_as_a_text_are_refused():
     plugin = Listener()
-    plugin.optional = "step_end"
+    plugin.name, plugin.optional = "other", "step_end"
     refused(plugin, message=r"optional is 'step_end': give a tuple of hooks, optional = \('step_end',\)")
 
 
