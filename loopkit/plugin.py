@@ -78,6 +78,8 @@ class Plugin(Protocol):
         """Whether higher values of one of its metrics are better; None if unknown, or for another plugin's metric."""
         ...
 
+    rows: Sequence[Mapping[str, Any]]
+    """The values of each epoch, by name; `Progress` draws those of a plugin that provides ``"history"``."""
     takes_empty: bool
     """Whether batches without samples go to the phases, such as Poisson sampling makes (`Phase.takes_empty`). Without
     it, False."""

@@ -543,13 +543,13 @@ def test_batch_norm_over_all_processes_is_refused_on_a_cpu():
     ("options", "text"),
     [
         ({"overlap": "probe"}, "overlap='probe'"),
-        ({"compression": "int8"}, "compression='int8'"),
-        ({"bucket_mb": 0}, "bucket_mb=0"),
+        ({"compression": "int8"}, "compression is 'int8'"),
+        ({"bucket_mb": 0}, "bucket_mb is 0"),
         ({"overlap": False, "bucket_views": True}, "bucket_views=True"),
         ({"static_graph": True, "fixed_buckets": True}, "static_graph=True"),
-        ({"weighted": "yes"}, "weighted='yes'"),
-        ({"tail": "wrap"}, "tail='wrap'"),
-        ({"timeout": 0}, "timeout=0"),
+        ({"weighted": "yes"}, "weighted is 'yes'"),
+        ({"tail": "wrap"}, "tail is 'wrap'"),
+        ({"timeout": 0}, "timeout is 0"),
     ],
 )
 def test_options_out_of_range_are_refused(options, text):

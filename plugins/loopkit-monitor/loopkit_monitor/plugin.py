@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopkit.author import checks
 from loopkit_monitor import _core as _core  # isort: split
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from loopkit.author import Shown, bundle, learning_rates, masking, storage
+from loopkit.author import Shown, bundle, checks, learning_rates, masking, storage
 from loopkit.checkpoint import Manifest
 from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.hooks import hookimpl
