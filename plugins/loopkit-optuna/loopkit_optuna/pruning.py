@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,14 +16,18 @@ from loopkit.errors import PluginError, StateError
 
 __all__ = ["OptunaPruning"]
 
+UNFINISHED = ("error", "pause", "signal")
+"""Why a fit ends in the middle of a round that a resumed one continues."""
+
 
 class OptunaPruning(Shown):
     """Report a metric to a trial of Optuna, and end the fit if Optuna prunes it.
 
     A report is made after each training epoch and the validations due after it, with the last value, unless
-    ``steps="updates"``: then one is made after each validation, as also in a loop of your own without rounds. The fit
-    ends in the usual way: the other plugins see every event to the last ``fit_end``. Then ``fit`` raises
-    ``optuna.TrialPruned``, and ``study.optimize`` counts the trial as pruned.
+    ``steps="updates"``: then one is made after each validation, as also in a loop of your own without rounds. A value
+    that was measured before any training is step 0. The fit ends in the usual way: the other plugins see every event to
+    the last ``fit_end``. Then ``fit`` raises ``optuna.TrialPruned``, and ``study.optimize`` counts the trial as pruned.
+    If you leave a loop of rounds by a ``break``, the last value is reported, and nothing is pruned.
 
     A state of another trial raises, unless this trial retries that one (by Optuna's
     ``RetryHeartbeatStaleTrialCallback``). A trial that resumes from its own state reports no step twice.
@@ -80,8 +85,8 @@ class OptunaPruning(Shown):
         self._phase = phase
         self._reported = -1
         """The step that was reported last."""
-        self._due = False
-        """Whether the metric was measured since the last report, which comes with ``cycle_end``."""
+        self._due: int | None = None
+        """The step of a value that is reported with ``cycle_end``; None if there is none."""
 
     def reads(self) -> tuple[str, ...]:
         """The metric."""
@@ -93,27 +98,41 @@ class OptunaPruning(Shown):
         fit = learner.current
         if fit is None or not fit.can_save or phase.name != self._phase:
             return  # such as in an epoch that a hook runs
-        if self.steps == "epochs" and fit.has_cycles:
-            self._due = True
-        else:
-            self._report_new(learner)
+        if self.steps == "updates" or not fit.has_cycles:
+            self._report_new(learner, learner.progress.epochs if self.steps == "epochs" else learner.progress.updates)
+            return
+        trains = any(each.trains for each in fit.open_epochs)
+        step = learner.progress.epochs + trains
+        if not fit.position.by_fit:
+            self._check_new(step)
+            self._due = step
+        elif trains or fit.position.cycle:
+            self._due = step
+        elif step > self._reported:  # else the fit before has reported it
+            self._report(learner, step)
 
     @hookimpl
     def cycle_end(self, learner: Learner) -> None:
         """Report the last value of the metric in this epoch and its validations."""
-        if self._due:
-            self._report(learner, learner.progress.epochs)
+        if self._due is not None:
+            self._report(learner, self._step_due(learner, self._due))
 
-    def _report_new(self, learner: Learner) -> None:
-        """Report the metric, whose step must be new.
+    def _step_due(self, learner: Learner, step: int) -> int:
+        """Return the step to report; an epoch that was left does not count."""
+        return min(step, learner.progress.epochs)
+
+    def _report_new(self, learner: Learner, step: int) -> None:
+        """Report the metric, whose step must be new."""
+        self._check_new(step)
+        self._report(learner, step)
+
+    def _check_new(self, step: int) -> None:
+        """Check that a step was not reported.
 
         Raises:
-            PluginError: It is not.
+            PluginError: It was.
         """
-        step = learner.progress.epochs if self.steps == "epochs" else learner.progress.updates
-        if step > self._reported:
-            self._report(learner, step)
-        else:
+        if step <= self._reported:
             raise PluginError(
                 f"plugin {self.name!r}: phase {self._phase!r} has ended twice at {step} {self.steps}, and Optuna takes "
                 f"one value a step: validate less often, or give OptunaPruning(steps='updates')"
@@ -121,17 +140,22 @@ class OptunaPruning(Shown):
 
     def _report(self, learner: Learner, step: int) -> None:
         """Report the metric, and ask for the end if the trial is to be pruned."""
-        self._reported = step
-        self._due = False
+        self._tell(learner, step)
+        if self.trial is not None and learner.world.rank == 0 and self.trial.should_prune():
+            unit = self.steps.removesuffix("s") if step == 1 else self.steps
+            learner.stop(f"pruned after {step} {unit}", by=self.name)
+
+    def _tell(self, learner: Learner, step: int) -> None:
+        """Report the metric."""
+        self._reported, self._due = step, None
         if self.trial is not None and learner.world.rank == 0:
             self.trial.report(learner.metrics[self.monitor], step)
-            if self.trial.should_prune():
-                unit = self.steps.removesuffix("s") if step == 1 else self.steps
-                learner.stop(f"pruned after {step} {unit}", by=self.name)
 
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
-        """Hand the pruning on to the study, unless something else ended the fit."""
+        """Report a value of a round that was left; raise for the study if the trial was pruned."""
+        if self._due is not None and result.reason not in UNFINISHED:
+            self._tell(learner, self._step_due(learner, self._due))
         if result.reason == "stop" and result.by == self.name:
             raise optuna.TrialPruned(result.message)
 
@@ -155,7 +179,8 @@ class OptunaPruning(Shown):
             )
         same = saved == mine or self.trial is None
         self._reported = state["reported"] if same else -1
-        self._due = same and state.get("due", False)
+        due = state.get("due", state.get("within", (False,))[0]) if same else None
+        self._due = due if type(due) is not bool else sys.maxsize if due else None  # older states do not say the step
 
     def reshard(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
         """The state for another number of processes: from rank 0, which has the trial."""

@@ -152,6 +152,70 @@ def test_validations_in_an_epoch_are_one_report_of_it(updates):
     assert list(reported.values()) == [measured[4 // updates - 1], measured[-1]]
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_untrained_model_is_step_0(epochs):
+    problem, trial = tiny_problem(), a_study().ask()
+    learner = problem.learner(plugins=[OptunaPruning(trial)])
+    history = learner.fit(problem.train, problem.val, epochs=4, validate=every(epochs=epochs, first=True)).history
+    measured = [row["val/loss"] for row in history if row["phase"] == "val"]
+    assert trial.study.trials[0].intermediate_values == dict(zip(range(0, 5, epochs), measured, strict=True))
+
+
+def test_second_fit_that_validates_first_reports_each_step_once():
+    problem, trial = tiny_problem(), a_study().ask()
+    learner = problem.learner(plugins=[OptunaPruning(trial)])
+    for _ in range(2):
+        learner.fit(problem.train, problem.val, epochs=1, validate=every(epochs=1, first=True))
+    assert list(trial.study.trials[0].intermediate_values) == [0, 1, 2]
+
+
+def rounds(trial, *turns, leave=False, plugins=()):
+    """A round for each word, in which each letter is a phase; the last one is left if you like."""
+    problem = tiny_problem()
+    learner, measured = problem.learner(plugins=[OptunaPruning(trial), *plugins]), []
+    for turn in learner.rounds(epochs=len(turns)):
+        for letter in turns[turn]:
+            if letter == "t":
+                learner.run("train", problem.train)
+            else:
+                measured.append(learner.run("val", problem.val)["val/loss"])
+        if leave and turn == len(turns) - 1:
+            break
+    return measured, trial.study.trials[0].intermediate_values
+
+
+@pytest.mark.parametrize("leave", [False, True])
+@pytest.mark.parametrize(("turns", "steps"), [(("tv", "tv"), (1, 2)), (("vt", "vt"), (0, 1)), (("v", "tv"), (0, 1))])
+def test_value_in_a_round_has_the_step_at_which_it_was_measured(turns, steps, leave):
+    measured, reported = rounds(a_study().ask(), *turns, leave=leave)
+    assert reported == dict(zip(steps, measured, strict=True))
+
+
+@pytest.mark.parametrize("turns", [("tv", "v"), ("tv", "vt"), ("v", "v")])
+def test_round_that_measures_a_reported_step_again_is_refused(turns):
+    with pytest.raises(PluginError, match=r"phase 'val' has ended twice at [01] epochs"):
+        rounds(a_study().ask(), *turns)
+
+
+def test_fit_that_failed_in_a_round_does_not_report_its_value():
+    trial = a_study().ask()
+    with pytest.raises(Stop):
+        rounds(trial, "tvt", plugins=[StopAt(1)])
+    assert trial.study.trials[0].intermediate_values == {}
+
+
+@pytest.mark.parametrize("older", [{"within": [True, False]}, {"due": True}])
+def test_older_state_with_a_value_to_report_is_read(older):
+    problem, trial = tiny_problem(), a_study().ask()
+    pruning = OptunaPruning(trial)
+    learner = problem.learner()
+    saved = {key: value for key, value in pruning.state_dict().items() if key != "due"}
+    learner.fit(problem.train, problem.val, epochs=1)
+    pruning.load_state_dict({**saved, **older})
+    pruning.cycle_end(learner)
+    assert pruning.state_dict() == {**saved, "reported": 1, "due": None}
+
+
 def test_pruning_by_epochs_keeps_the_contract():
     check_plugin(lambda: (OptunaPruning(a_study().ask()), Metrics()), checks=["validated_within"])
 
