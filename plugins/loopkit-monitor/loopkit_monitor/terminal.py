@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -55,6 +55,31 @@ UNTRAINED = ("val/", "test/")
 """Names of phases that do not train begin with these."""
 OTHER_NAMES = ("lr", "grad_norm", "update_ratio")
 CLEAR = "\r\x1b[K"
+
+
+@dataclass
+class Columns:
+    """The names of the metrics in lines of epochs, and the widths of their figures."""
+
+    count: int
+    """Characters of ``epoch 12/100``."""
+    metrics: dict[str, int]
+    """By name, in the order of a line."""
+
+    @classmethod
+    def of(cls, run: Run, rows: Sequence[Epoch]) -> Columns:
+        """Measure rows."""
+        known: dict[str, int] = {}
+        for row in rows:
+            for name, value in row.metrics.items():
+                known[name] = max(known.get(name, 0), len(_metric(name, value)))
+        count = max((len(counted(run, "epoch", row.number)) for row in rows), default=0)
+        return cls(count, known).only(known)
+
+    def only(self, names: Collection[str]) -> Columns:
+        """These metrics only: first those of training, and the loss before others."""
+        ordered = sorted(names, key=lambda name: (name.split("/")[0] != "train", name.split("/")[-1] != "loss"))
+        return Columns(self.count, {name: self.metrics[name] for name in ordered})
 
 
 @dataclass
@@ -161,10 +186,11 @@ class Watch:
         if run.step < self._written:  # the log was cut back by a fit that went on from a checkpoint
             self._written = run.step
             self._line(f"resumed from step {run.step:,}")
-        for row in found:
-            if row.step > self._written and (row.step < run.step or over or once):
-                self._written = row.step
-                self._line(self._epoch(run, row, found))
+        new = [row for row in found if row.step > self._written and (row.step < run.step or over or once)]
+        columns = Columns.of(run, found if new else [])
+        for row in new:
+            self._written = row.step
+            self._line(self._epoch(run, row, columns))
         if over:
             if not found and run.step:
                 self._line(f"{counted(run, 'epoch', run.epoch)}  {counted(run, 'step', run.step)}")
@@ -191,15 +217,11 @@ class Watch:
         name = self._store.folder.root.name if run.id == "." else run.id
         return f"{name}: {run.status}, {where}{f', {versions}' if versions else ''}"
 
-    def _epoch(self, run: Run, row: Epoch, rows: Sequence[Epoch]) -> str:
+    def _epoch(self, run: Run, row: Epoch, columns: Columns) -> str:
         """The line of an epoch, whose figures are below those of the other lines."""
-        shown = rows if self._moves else [row]  # a file has the metrics that the row has
-        known = dict.fromkeys(name for each in [row, *shown] for name in each.metrics)
-        names = sorted(known, key=lambda name: (name.split("/")[0] != "train", name.split("/")[-1] != "loss"))
-        widest = max(len(counted(run, "epoch", each.number)) for each in rows)
-        cells = [(ALWAYS, counted(run, "epoch", row.number, widest))]
-        for name in names[:MOST_METRICS]:
-            width = max(len(_metric(name, each.metrics[name])) for each in rows if name in each.metrics)
+        shown = columns if self._moves else columns.only(row.metrics)  # a file has the metrics that the row has
+        cells = [(ALWAYS, counted(run, "epoch", row.number, shown.count))]
+        for name, width in list(shown.metrics.items())[:MOST_METRICS]:
             rank = ALWAYS if name.endswith("/loss") else METRIC
             said = f"{name} {_metric(name, row.metrics[name]):>{width}}" if name in row.metrics else ""
             cells.append((rank, f"{said:<{len(name) + 1 + width}}"))

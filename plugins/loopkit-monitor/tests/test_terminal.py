@@ -288,6 +288,18 @@ def test_figures_of_epochs_are_below_each_other(tmp_path, monkeypatch, losses):
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize("out", [Terminal, io.StringIO])
+def test_figures_of_many_epochs_are_measured_once(tmp_path, monkeypatch, out):
+    writer = Writer(tmp_path / "log.jsonl")
+    writer.begin(epoch=0, step=0)
+    trained(writer, 100, steps=1)
+    writer.end()
+    calls, metric = [], terminal._metric
+    monkeypatch.setattr(terminal, "_metric", lambda *words: calls.append(words) or metric(*words))
+    assert main([str(tmp_path)], out()) == 0
+    assert len(calls) == 2 * 2 * 100  # two metrics, measured and written
+
+
 def test_validations_within_epochs_are_below_the_epochs_and_have_their_step(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     plugins = LogTo(tmp_path), LogMetrics(), Metrics()
