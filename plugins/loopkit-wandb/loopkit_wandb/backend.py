@@ -58,7 +58,7 @@ class Wandb(Backend):
         group: A name that runs of one experiment share, such as the folds of a cross-validation.
         tags: Words to find the run by.
         mode: ``"offline"``, or ``"online"`` to send the rows while they are written. A resumed run continues the same
-            run on the server, which keeps the rows that it has.
+            run on the server, which keeps the rows that it has; a warning counts those that it does not have.
 
     Raises:
         ValueError: There is no such mode.
@@ -126,6 +126,8 @@ class Wandb(Backend):
         config = {} if run.config is None else {"config": run.config}
 
         self._session = self._begin({**run.hyperparameters, **config}, resumed=bool(loaded))
+        if loaded and self.mode == "online":
+            self._warn_of_unsent(loaded["folder"], self._first - self._session.first)
         self._file = LogFile(self._session.log_file)
 
     def _begin(self, config: Mapping[str, Any], resumed: bool) -> Session:
@@ -147,6 +149,16 @@ class Wandb(Backend):
             raise LogError(
                 f"the run of Weights & Biases cannot begin online: {error}; call `wandb login`, or give mode='offline'"
             ) from error
+
+    def _warn_of_unsent(self, folder: str, rows: int) -> None:
+        """Warn of rows before the checkpoint that the server does not have."""
+        if rows > 0:
+            said = "1 row" if rows == 1 else f"{rows} rows"
+            warnings.warn(
+                f"{said} of run {self.run_id} before the checkpoint did not reach the server, and a resumed run does "
+                f"not send them: `wandb sync {self.directory / 'wandb' / folder}` sends what is on this machine",
+                stacklevel=2,
+            )
 
     def _take_up(self, loaded: Mapping[str, Any]) -> None:
         """Cut off what was logged after the checkpoint; folders that are later are not part of the run any more."""

@@ -5,12 +5,13 @@ server shows them, quotas and access rights are not tested here.
 """
 
 import importlib
+import warnings
 
 import pytest
 from stub import Stub
 from test_backend import KillAt, Killed, LogLoss, folders
 
-from loopkit.errors import LogError
+from loopkit.errors import LogError, PluginError
 from loopkit.plugins import Checkpoint, LogTo
 from loopkit_wandb import Wandb, wandb
 
@@ -77,6 +78,28 @@ def test_online_run_that_was_killed_twice_goes_on_in_the_same_run(tmp_path, make
     assert [fresh for each, fresh in stub.inserted if each == run].count(True) == 1
 
 
+@pytest.mark.parametrize(("sent", "said"), [(4, None), (3, "1 row"), (1, "3 rows"), (0, "4 rows")])
+def test_resumed_online_run_warns_of_rows_that_were_not_sent(tmp_path, make_learner, batches, stub, sent, said):
+    def learner(*more):
+        backend = Wandb("digits", tmp_path, mode="online")
+        stack = [LogTo(backend), LogLoss(), Checkpoint(tmp_path / "checkpoints", resume="auto"), *more]
+        return backend, make_learner(*stack)
+
+    first, killed = learner(KillAt(6))
+    with pytest.raises(Killed):
+        killed.fit(batches, epochs=3)
+    del stub.rows[first.run_id][sent:]
+    _, resumed = learner()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed.fit(batches, epochs=3)
+    found = [str(each.message) for each in caught if "reach the server" in str(each.message)]
+    folder = f"`wandb sync {first.folder}`"
+    assert [each.startswith(f"{said} of run {first.run_id}") and folder in each for each in found] == [True] * bool(
+        said
+    )
+
+
 def test_offline_is_the_default_and_sends_nothing(tmp_path, make_learner, batches, stub):
     make_learner(LogTo(Wandb("digits", tmp_path)), LogLoss()).fit(batches, epochs=1)
     assert len(folders(tmp_path)) == 1
@@ -86,6 +109,11 @@ def test_offline_is_the_default_and_sends_nothing(tmp_path, make_learner, batche
 def test_mode_that_is_none_names_the_nearest():
     with pytest.raises(ValueError, match=r"mode is 'on-line': it is 'offline' or 'online' \(did you mean 'online'\?\)"):
         Wandb(mode="on-line")
+
+
+def test_mode_none_is_refused_in_the_form_of_options():
+    with pytest.raises(PluginError, match=r"mode=None\): it is 'offline' or 'online'"):
+        Wandb(mode=None)
 
 
 def test_mode_goes_by_name():
