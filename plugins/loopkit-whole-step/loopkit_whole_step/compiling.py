@@ -201,7 +201,9 @@ def steps_left(learner: Learner, epoch: Epoch) -> float:
     done = learner.progress.steps - fit.position.start.steps
     planned = fit.result.planned.steps
     left = math.inf if planned is None else max(planned - done, 0)
-    return left if epoch.trains else here + length * left / max(done, 1)
+    if epoch.trains:
+        return left
+    return here + length * left / max(done, 1) if length else here  # no length times no end is no number
 
 
 def looks(shape: Shape, learner: Learner) -> str:

@@ -177,8 +177,8 @@ def test_steps_that_compute_keep_more_of_their_time_than_steps_that_call(seconds
 class Fit:
     """What is asked of a fit of 100 steps, which began after so many of others."""
 
-    def __init__(self, begun):
-        self.result = SimpleNamespace(planned=SimpleNamespace(steps=100))
+    def __init__(self, begun, planned=100):
+        self.result = SimpleNamespace(planned=SimpleNamespace(steps=planned))
         self.position = SimpleNamespace(start=SimpleNamespace(steps=begun))
 
 
@@ -190,6 +190,13 @@ class Fit:
 def test_steps_that_are_left_are_those_of_this_fit(begun, trains, done, expected):
     learner = SimpleNamespace(current=Fit(begun), progress=SimpleNamespace(steps=begun + done))
     assert steps_left(learner, SimpleNamespace(trains=trains, length=5, steps=1)) == expected
+
+
+@pytest.mark.parametrize("length", [None, 0])
+@pytest.mark.parametrize("planned", [100, None])
+def test_validation_without_a_length_plans_no_steps(planned, length):
+    learner = SimpleNamespace(current=Fit(0, planned), progress=SimpleNamespace(steps=5))
+    assert steps_left(learner, SimpleNamespace(trains=False, length=length, steps=1)) == 0
 
 
 def test_steps_outside_of_a_fit_are_those_of_the_epoch():
