@@ -63,6 +63,11 @@ class Contents:
     left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict, kw_only=True)
     """Fingerprints of the frozen weights that are not in the files, by model and name."""
 
+    @property
+    def together(self) -> bool:
+        """Whether other processes write parts of the same checkpoint."""
+        return False
+
     @classmethod
     def of(cls, learner: Learner, state: Mapping[str, Any]) -> Contents:
         """Take a learner's state apart; its tensors are not copied.

@@ -19,15 +19,14 @@ class Writing:
     Args:
         background: Write in a thread, from a copy of the state in main memory.
         retries: How many writes in a row may fail.
-        everywhere: Other processes write parts of the same checkpoint: a failure that they do not know of raises at
-            once.
     """
 
-    def __init__(self, background: bool, retries: int, everywhere: bool) -> None:
+    def __init__(self, background: bool, retries: int) -> None:
         self._snapshot = Snapshot() if background else None
         self._writer = Writer()
         self._failures = Failures(retries)
-        self._everywhere = everywhere
+        self._together = False
+        """Whether other processes write parts of the same checkpoint."""
 
     @property
     def memory(self) -> int:
@@ -60,6 +59,7 @@ class Writing:
 
     def write(self, contents: Contents, act: Callable[[], None], now: bool) -> None:
         """Write; with ``now`` the write is over when this returns, and one that fails is made again at once."""
+        self._together = contents.together
         if self._snapshot is not None and not now:
             self._snapshot.take(contents)
             self._writer.start(lambda: self._write_copy(act))
@@ -93,6 +93,6 @@ class Writing:
 
     def _bear(self, error: BaseException) -> None:
         """Warn of a write that has failed, or raise its error."""
-        if self._everywhere and not isinstance(error, JointError):  # the other processes do not know of it
+        if self._together and not isinstance(error, JointError):  # the other processes do not know of it
             raise error
         self._failures.bear(error)

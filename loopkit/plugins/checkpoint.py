@@ -156,7 +156,7 @@ class Checkpoint(Shown):
             options=options,
         )
         """Where the run resumes from."""
-        self._writer = Writing(options.background, options.retries, self._files.everywhere)
+        self._writer = Writing(options.background, options.retries)
         self._measured = MeasuredWeights(best)
         self._tried = 0
         """Dry runs that were made in this fit: one before the first step, and one after it."""

@@ -60,6 +60,11 @@ class PartContents(bundle.Contents):
             parts.setdefault(file_of(rank, found[name]), {})[name] = part
         return cls(contents.value, parts, contents.structures, rank, found, plan, left_out=contents.left_out)
 
+    @property
+    def together(self) -> bool:
+        """Whether something is sharded; else rank 0 writes alone."""
+        return bool(self.found)
+
     def part(self, name: str) -> Tensor:
         """This process's part of a tensor."""
         return self.tensors[file_of(self.rank, self.found[name])][name]

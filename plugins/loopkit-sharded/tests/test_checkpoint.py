@@ -349,6 +349,46 @@ def test_save_that_fails_too_often_or_for_good_ends_the_run_in_all_processes(tmp
         assert len(warned) == warned_of
 
 
+def fails_in_one_piece(rank, directory, number, times, background):
+    disk_before = disk.system
+    options = SaveOptions(background=background, at_end=False)
+    saver = ShardedCheckpoint(directory, keep=9, options=options)
+    plugins = [saver] if rank is None else [DDP(timeout=LIMIT), saver]
+    learner = Learner(net(), nn.MSELoss(), adam, plugins=plugins, standard=False)
+    if not rank:
+        learner.add(Once(learner, "rename", number, times))
+    error = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            learner.fit(loader(1 if rank is None else 2), epochs=5)
+        except CheckpointError as raised:
+            error = str(raised)
+    disk.system = disk_before
+    return error, [str(each.message) for each in caught if "save failed" in str(each.message)]
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_save_of_a_model_in_one_piece_that_fails_once_is_tried_again(tmp_path, processes, background):
+    if processes == 1:
+        found = [fails_in_one_piece(None, tmp_path, errno.EIO, 1, background)]
+    else:
+        found = run(fails_in_one_piece, processes, tmp_path, errno.EIO, 1, background, timeout=LIMIT)
+    assert [error for error, _ in found] == [None] * processes
+    ((text,), *others) = (warned for _, warned in found)
+    assert text.startswith("a save failed and is tried again (1 of 2 times): cannot write")
+    assert others == [[]] * (processes - 1)
+    assert [each.about["progress"]["epochs"] for each in listing(tmp_path)] == [5, 4, 3, 1]
+
+
+@pytest.mark.parametrize(("number", "times", "warned_of"), [(errno.EIO, 99, 2), (errno.ENOSPC, 1, 0)])
+def test_save_of_a_model_in_one_piece_that_fails_for_good_raises(tmp_path, number, times, warned_of):
+    error, warned = fails_in_one_piece(None, tmp_path, number, times, background=False)
+    assert "cannot write" in error
+    assert len(warned) == warned_of
+
+
 def resumes(rank, directory):
     learner = make(directory=directory, resume="auto", keep=9)
     says = pytest.warns(UserWarning, match=r"part-0001-state.safetensors has changed .* is passed over")
