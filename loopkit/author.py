@@ -7,7 +7,7 @@ state becomes files (`bundle`, `encoding`, `tensors`, ...), and what averaging o
 """
 
 from loopkit.base import checks, devices, generators, sharded
-from loopkit.base.batches import count_samples, describe, first_tensor, map_tensors, move, parts
+from loopkit.base.batches import count_samples, describe, first_tensor, hands_on, map_tensors, move, parts, wrapped
 from loopkit.base.deprecation import deprecated, renamed_options
 from loopkit.base.drawing import line_chart
 from loopkit.base.notes import add_note, locate, say, shown, warn
@@ -105,6 +105,7 @@ __all__ = [
     "free",
     "generators",
     "gradients",
+    "hands_on",
     "hook_states",
     "hooks",
     "html",
@@ -151,5 +152,6 @@ __all__ = [
     "unwrapped",
     "warn",
     "wide",
+    "wrapped",
 ]
 __dir__ = __all__.copy

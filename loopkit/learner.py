@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -603,7 +603,9 @@ class Learner:
         return predict(self._core, self.phases.of("predict", phase), data, place, everywhere)
 
     @_takes(loader="give predict_batches(data)", batch_size="give it to the loader")
-    def predict_batches(self, data: Any, phase: str | Phase | None = None, *, indices: bool = False) -> Iterator[Any]:
+    def predict_batches(
+        self, data: Any, phase: str | Phase | None = None, *, indices: bool = False
+    ) -> Generator[Any, None, int | None]:
         """The outputs batch by batch, each computed when it is asked for.
 
         Between batches the modules are in the mode in which the caller left them; the epoch ends, with its events,
@@ -614,6 +616,10 @@ class Learner:
             phase: The phase that predicts; the standard one by default.
             indices: Yield ``(indices, outputs)``, with the numbers of the batch's samples in the data, as `Step` has
                 them; of data that do not know them it raises.
+
+        Returns:
+            A generator. ``yield from`` it gives how many batches came, with outputs or without; None if a plugin ended
+            the epoch before.
         """
         return predict_batches(self._core, self.phases.of("predict", phase), data, indices)
 

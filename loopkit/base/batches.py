@@ -200,13 +200,25 @@ WRAPPED = ("source", "iterable")
 """The attributes in which loaders around another one, such as ``tqdm(loader)``, have it."""
 
 
-def wrapped(data: Any) -> list[Any]:
-    """The data, and the data inside, from the outermost on, that they wrap."""
+DEEPEST = 8
+"""How many loaders around one another are looked through: an object may answer any name with a new object."""
+
+
+def wrapped(data: Any, follow: Callable[[Any], bool] = lambda each: True) -> list[Any]:
+    """The data, and the data inside, from the outermost on, that those wrap for which ``follow`` is true."""
     found: list[Any] = []
-    while data is not None and not any(data is each for each in found):
+    while data is not None and len(found) < DEEPEST and not any(data is each for each in found):
         found.append(data)
+        if not follow(data):
+            break
         data = next((inner for name in WRAPPED if (inner := getattr(data, name, None)) is not None), None)
     return found
+
+
+def hands_on(data: Any) -> bool:
+    """Whether its batches are those of the data that it wraps, unchanged; those of a bar of tqdm are."""
+    bar = any(cls.__module__.partition(".")[0] == "tqdm" for cls in type(data).__mro__)
+    return bar or getattr(type(data), "hands_on", False) is True
 
 
 def length_of(data: Any) -> int | None:

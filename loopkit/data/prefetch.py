@@ -46,6 +46,8 @@ class Prefetch(Loader):
         [[0, 1], [2, 3]]
     """
 
+    hands_on = True
+
     def __init__(self, loader: Loader, device: torch.device | str = "auto", *, resident: bool = True) -> None:
         if not isinstance(loader, Loader):
             raise LoaderError(

@@ -163,13 +163,25 @@ FILTERED = {
         torch.arange(22.0)[:, None], 4, collate_fn=odd_only, sampler=ResumableSampler(22)
     ),
     "map": lambda: TensorLoader(torch.arange(22.0)[:, None], batch_size=4).map(lambda batch: batch[:3]),
-    "map that repeats": lambda: TensorLoader(torch.arange(22.0)[:, None], batch_size=4).map(lambda b: b.repeat(2, 1)),
+    "pairs": lambda: DataLoader(
+        TensorDataset(*2 * [torch.arange(22.0)[:, None]]),
+        4,
+        collate_fn=lambda b: [odd_only([each[k] for each in b]) for k in (0, 1)],
+    ),
+    "texts": lambda: DataLoader(list("abcdefgh"), 4, collate_fn=lambda texts: [each for each in texts if each != "b"]),
+    "texts in a tuple": lambda: DataLoader(list("abcdefgh"), 4, collate_fn=lambda texts: (tuple(texts[:3]), (1, 2, 3))),
+    "own count": lambda: counting(DataLoader(torch.zeros(8, 5), 4, collate_fn=lambda b: torch.stack(b[1:]).T), 3),
 }
+
+
+def counting(data, samples):
+    data.count_samples = lambda batch: samples
+    return data
 
 
 def indices_of(data):
     learner = make_learner()
-    learner.model.forward = lambda x: (x[0] if isinstance(x, list) else x).float()
+    learner.model.forward = lambda x: torch.zeros(4, 1)
     return list(learner.predict_batches(data, indices=True))
 
 
@@ -209,6 +221,24 @@ def test_batch_whose_count_may_be_that_of_the_indices_has_them(kind):
     seen = []
     learner.predict(data)
     assert seen[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+IMAGES = [torch.zeros(3, 5, 5) for _ in range(4)]
+MORE = {
+    "two views": torch.zeros(8, 1),
+    "packed": (torch.zeros(9, 2), torch.zeros(4, 1)),
+    "times first": (torch.zeros(6, 4, 1), torch.zeros(4, 1)),
+    "images of one size": (IMAGES, [0, 1, 2, 3]),
+    "images of one size in tuples": (tuple(IMAGES), tuple({"boxes": torch.zeros(i, 4)} for i in range(4))),
+    "list of images": IMAGES,
+    "texts with labels": (["a", "b", "c", "d"], [0, 1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("kind", MORE)
+def test_batch_that_may_hold_all_samples_has_indices(kind):
+    data = DataLoader(Slow(), 4, collate_fn=lambda samples: MORE[kind], drop_last=True)
+    assert [each.tolist() for each, _ in indices_of(data)][:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 # The example

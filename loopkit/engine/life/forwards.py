@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -45,20 +45,25 @@ def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, eve
     return _concatenate(outputs)
 
 
-def predict_batches(core: Core, phase: Phase, data: Any, indices: bool = False) -> Iterator[Any]:
+def predict_batches(core: Core, phase: Phase, data: Any, indices: bool = False) -> Generator[Any, None, int | None]:
     """Run the phase over the data and yield its outputs by batch; see `Learner.predict_batches`."""
     return _batches_of(core, Source(core.registry, phase, data), indices)
 
 
-def _batches_of(core: Core, source: Source, indices: bool) -> Iterator[Any]:
+def _batches_of(core: Core, source: Source, indices: bool) -> Generator[Any, None, int | None]:
+    """Yield the outputs; return how many batches came, None if the epoch was left before its last one."""
+    came = 0
     with _aside(core), core.epochs.next(source.phase, source) as epoch:
         for batch in epoch.batches():
+            came += 1
             step = epoch.step(batch)
             if "outputs" in vars(step):
                 epoch.contexts.restore_modes()
                 yield (step.indices, step.outputs) if indices else step.outputs
                 epoch.contexts.set_modes()
         epoch.check_count(True)
+        return came
+    return None
 
 
 def _aside(core: Core) -> AbstractContextManager[None]:

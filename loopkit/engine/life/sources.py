@@ -106,7 +106,7 @@ class Source:
         once = [each for each in wrapped(data) if hasattr(each, "__next__")]
         again = "give something that can be iterated again, or a function that returns a new iterator"
         if not once:
-            raise ExhaustedIteratorError(
+            raise EmptyDataError(
                 f"the data of phase {self.phase.name!r} gave no batch ({type(data).__name__}), and an earlier epoch "
                 f"had some: if there is an iterator in it, {again}"
             )

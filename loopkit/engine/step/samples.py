@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loopkit.base.batches import count_samples, describe, odd_lengths, wrapped
+from loopkit.base.batches import count_samples, describe, hands_on, odd_lengths, wrapped
 from loopkit.base.notes import locate
 from loopkit.engine.kept.data.data_check import Seen
 from loopkit.errors import PhaseInputError
@@ -50,7 +50,7 @@ class Samples:
 
     def read_options(self, plugins: Iterable[Any], data: Any) -> None:
         """See whether the phase or a plugin takes batches without samples, and whether the data count their own."""
-        counting = [each for each in wrapped(data) if getattr(each, "count_samples", None) is not None]
+        counting = [each for each in wrapped(data, hands_on) if _counts(each)]
         if self.tensor_class is not None and counting:
             self._count_by(counting[0], "count_samples")
         takers = (self._phase, *map(unwrapped, plugins))
@@ -94,6 +94,11 @@ class Samples:
             locate(error, f"in {self._where.rpartition('.')[2]} of phase {self._phase.name!r}, as a batch came")
             raise
         return samples
+
+
+def _counts(data: Any) -> bool:
+    """Whether data have a function ``count_samples``, and do not answer any name, as proxies and mocks do."""
+    return getattr(data, "count_samples", None) is not None and getattr(data, "count_samples of any", None) is None
 
 
 def _is_even_pair(batch: Any) -> bool:

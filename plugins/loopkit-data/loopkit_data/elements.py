@@ -72,7 +72,7 @@ class _Batched:
 
     @property
     def source(self) -> Any:
-        """The samples, which may have a function ``count_samples``."""
+        """The samples, one by one."""
         return self.elements
 
     def __repr__(self) -> str:

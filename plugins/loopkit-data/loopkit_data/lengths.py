@@ -7,14 +7,16 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sized
 from fractions import Fraction
+from types import WrapperDescriptorType
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from loopkit.author import Shares, describe, is_count
+from loopkit.author import Shares, describe, hands_on, is_count, wrapped
 from loopkit.data import Loader, LoaderError, ResumableSampler
 from loopkit.errors import EmptyDataError, ExhaustedIteratorError
+from loopkit_data.elements import _Batched
 
 
 def limit(loader: Any, steps: float) -> Any:
@@ -160,9 +162,7 @@ def _knows_samples(loader: Loader) -> bool:
 
 def _counts_steps(loader: Any) -> bool:
     """Whether the epochs of a loader, or of the one that it changes, are cut off by steps."""
-    while loader is not None and not isinstance(loader, _Epochs):
-        loader = getattr(loader, "source", None)
-    return loader is not None
+    return any(isinstance(each, _Epochs) for each in wrapped(loader))
 
 
 class _Steps(Loader):
@@ -185,6 +185,7 @@ class _Epochs(Loader):
     """Epochs made of another loader's: each process takes ``steps`` batches of its part of that."""
 
     word = ""
+    hands_on = True
 
     def __init__(self, source: Loader, steps: int) -> None:
         super().__init__(source, steps=_count(steps))
@@ -235,6 +236,8 @@ class _PerEpoch(_Epochs):
 
 class _Counted:
     """So many batches of any iterable, with a state."""
+
+    hands_on = True
 
     def __init__(self, data: Any, steps: int, endless: bool) -> None:
         if isinstance(data, DataLoader) and _sampler(data) is None and isinstance(data.sampler, RandomSampler):
@@ -292,7 +295,7 @@ class _Counted:
     def _next(self) -> Any:
         if self._batches is None:
             self._batches = iter(self._data)
-            if self._begun and (once := _iterator_in(self._data)) is not None:
+            if self._begun and (once := _used_once(self._data)) is not None:
                 continues = "" if self._endless else "; per_epoch(stream, steps) continues in the next epoch"
                 raise ExhaustedIteratorError(
                     f"{self!r} begins again, and a {type(once).__name__} can be used once: give something that can be "
@@ -330,11 +333,15 @@ class _Counted:
             (_sampler(self._data) or self._data).load_state_dict(state["data"])
 
 
-def _iterator_in(data: Any) -> Any:
-    """Return the iterator that data are, or wrap; None where there is none."""
-    while data is not None and not hasattr(data, "__next__"):
-        data = getattr(data, "source", getattr(data, "iterable", None))
-    return data
+def _used_once(data: Any) -> Any:
+    """Return the iterator that data are, or wrap, if it surely cannot begin again; None where there is none."""
+    inner = wrapped(data, lambda each: hands_on(each) or isinstance(each, _Batched))
+    return inner[-1] if not _keeps_place(data) and _cannot_restart(inner[-1]) else None
+
+
+def _cannot_restart(data: Any) -> bool:
+    """Whether it is a generator or an iterator of C; one in Python may begin anew in its ``__iter__``."""
+    return hasattr(type(data), "__next__") and isinstance(type(data).__iter__, WrapperDescriptorType)
 
 
 def _sampler(data: Any) -> ResumableSampler | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import itertools
 import os
-from collections.abc import Generator, Iterable, Mapping, Sized
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def write_predictions(
 
     The file is CSV. It is written batch by batch, so memory does not grow with the data. Floating point outputs are
     written so that they read back as the same number. The file appears when it is complete: until then its name ends
-    in ``.part``.
+    in ``.part``. A symbolic link stays one; a path that is no regular file, such as ``/dev/fd/1``, is written as it is.
 
     Args:
         learner: Predicts.
@@ -50,8 +50,9 @@ def write_predictions(
         write_predictions(learner, {"train": train, "val": val}, "predictions.csv")
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise ArgumentError(f"write_predictions: there is no folder {path.parent}: make it, or give another path")
+    folder = path.resolve().parent if path.is_symlink() and not path.exists() else path.parent
+    if not folder.is_dir():
+        raise ArgumentError(f"write_predictions: there is no folder {folder}: make it, or give another path")
     if path.is_dir():
         raise ArgumentError(f"write_predictions: {path} is a folder: give the path of a file in it")
     if learner.world.size > 1:
@@ -67,16 +68,25 @@ def write_predictions(
 
 def _write(path: Path, rows: Iterable[list[str]], width: int) -> None:
     """Write the lines beside the file, and put them in its place when they are complete."""
+    if path.exists() and not path.is_file():  # such as /dev/fd/1, which cannot be put in another's place
+        with path.open("w", newline="", encoding="utf-8") as file:
+            _write_rows(file, rows, width)
+        return
+    path = path.resolve()  # of a symbolic link, the file that it names
     part = path.with_name(f"{path.name}.part")
     try:
         with part.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow([*FIXED, *(["output"] if width == 1 else [f"output {i}" for i in range(width)])])
-            table.writerows(rows)
+            _write_rows(file, rows, width)
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _write_rows(file: IO[str], rows: Iterable[list[str]], width: int) -> None:
+    table = csv.writer(file)
+    table.writerow([*FIXED, *(["output"] if width == 1 else [f"output {i}" for i in range(width)])])
+    table.writerows(rows)
 
 
 FIXED = ("loader", "index")
@@ -88,22 +98,40 @@ def _rows(learner: Learner, named: Mapping[str, Any], phase: str | Phase | None)
     width: int | None = None
     for name, loader in named.items():
         where = f"write_predictions, loader {name!r}" if name else "write_predictions"
-        batches = 0
-        with closing(_batches(learner, loader, phase)) as made:
+        with closing(_Predicted(learner.predict_batches(loader, phase, indices=True))) as made:
             for indices, outputs in made:
-                batches += 1
                 texts = _texts(outputs)
                 _check_rows(indices, outputs, texts, where)
                 for index, values in zip(indices.tolist(), texts, strict=True):
                     width = len(values) if width is None else width
                     _check_width(index, len(values), width, where)
                     yield [name, str(index), *values]
-        _check_all(learner, loader, batches, where)
+        _check_all(made, where)
 
 
-def _batches(learner: Learner, loader: Any, phase: str | Phase | None) -> Generator[Any, None, None]:
-    """Yield the indices and outputs of each batch."""
-    yield from learner.predict_batches(loader, phase, indices=True)
+class _Predicted:
+    """The indices and outputs of each batch, and how many there were."""
+
+    def __init__(self, batches: Generator[Any, None, int | None]) -> None:
+        self._batches = batches
+        self.given = 0
+        """Batches with outputs."""
+        self.came: int | None = None
+        """All batches; None if the epoch was left before its last one."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            try:
+                batch = next(self._batches)
+            except StopIteration as end:
+                self.came = end.value
+                return
+            self.given += 1
+            yield batch
+
+    def close(self) -> None:
+        """Leave the epoch."""
+        self._batches.close()
 
 
 def _check_rows(indices: Tensor, outputs: Any, texts: list[list[str]], where: str) -> None:
@@ -124,22 +152,18 @@ def _check_width(index: int, numbers: int, width: int, where: str) -> None:
         )
 
 
-def _check_all(learner: Learner, loader: Any, batches: int, where: str) -> None:
+def _check_all(made: _Predicted, where: str) -> None:
     """Raise if some batches of a loader had no outputs."""
-    length = None if learner.world.size > 1 or not isinstance(loader, Sized) else _length(loader)
-    if length is not None and batches < length:
+    if made.came is None:
         raise PhaseError(
-            f"{where}: {length - batches} of {length} batches have no outputs, so their samples have no line: let the "
-            f"phase set step.outputs for each batch"
+            f"{where}: the epoch was ended after {made.given} batches, so the samples of the others have no line: "
+            f"leave out the plugin that raised CancelEpoch or CancelFit"
         )
-
-
-def _length(loader: Sized) -> int | None:
-    """``len(loader)``; None where it is unknown."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
+    if made.given < made.came:
+        raise PhaseError(
+            f"{where}: {made.came - made.given} of {made.came} batches have no outputs, so their samples have no line: "
+            f"let the phase set step.outputs for each batch"
+        )
 
 
 def _texts(outputs: Any) -> list[list[str]]:

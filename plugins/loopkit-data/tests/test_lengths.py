@@ -2,6 +2,7 @@
 
 import doctest
 import functools
+import io
 import itertools
 from pathlib import Path
 
@@ -415,7 +416,6 @@ ONCE = {
     "per_epoch": (lambda: per_epoch(few(), 4), r"per_epoch\(generator, 4\) begins again"),
     "batched": (lambda: batched(singles(), 2), "holds a generator that an earlier epoch used up"),
     "bar": (lambda: tqdm(few(), disable=True), "holds a generator that an earlier epoch used up"),
-    "stream": (lambda: DataLoader(OneShot(), 2), "and an earlier epoch had some: if there is an iterator in it"),
 }
 
 
@@ -427,6 +427,89 @@ def test_iterator_within_a_loader_is_named_in_the_second_epoch(kind):
         make_learner().fit(make(), epochs=2)
     with pytest.raises(ExhaustedIteratorError, match=message):
         make_learner().fit(list(few()), make(), epochs=2)
+
+
+def test_data_that_are_empty_in_a_later_epoch_are_not_called_an_iterator():
+    with pytest.raises(EmptyDataError, match="and an earlier epoch had some: if there is an iterator in it") as error:
+        make_learner().fit(DataLoader(OneShot(), 2), epochs=2)
+    assert type(error.value) is EmptyDataError
+
+
+class Begun:
+    """An iterator that begins anew when it is asked for."""
+
+    def __init__(self):
+        self.left = 0
+
+    def __iter__(self):
+        self.left = 4
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return torch.ones(2, 3), torch.ones(2, 1)
+
+
+class Lines:
+    """Batches of a file that stays open."""
+
+    def __init__(self):
+        self.source = io.StringIO("a\nb\nc\nd\n")
+
+    def __iter__(self):
+        self.source.seek(0)
+        return ((torch.ones(2, 3), torch.ones(2, 1)) for _ in self.source)
+
+
+class Placed:
+    """An endless iterator with a state."""
+
+    def __init__(self):
+        self.place = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.place += 1
+        return torch.ones(2, 3), torch.ones(2, 1)
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+AGAIN = {
+    "begun": Begun,
+    "file": Lines,
+    "placed": Placed,
+    "batched": lambda: batched(Begun(), 1, collate=lambda each: each[0]),
+    "bar": lambda: tqdm(Begun(), disable=True),
+}
+
+
+@pytest.mark.parametrize("make", [limit, per_epoch])
+@pytest.mark.parametrize("kind", AGAIN)
+def test_iterators_that_can_begin_again_have_all_epochs(kind, make):
+    learner = make_learner()
+    learner.fit(make(AGAIN[kind](), 3), epochs=3)
+    assert learner.progress.updates == 9
+
+
+@pytest.mark.parametrize("make", [limit, per_epoch])
+@pytest.mark.parametrize("kind", ["begun", "file", "placed"])
+def test_iterators_that_can_begin_again_are_loaded_in_the_same_process(kind, make):
+    data = make(AGAIN[kind](), 3)
+    first = iter(data)
+    next(first)
+    state = data.state_dict()
+    assert len(list(first)) == 2
+    data.load_state_dict(state)
+    assert len(list(data)) == 2
 
 
 @pytest.mark.parametrize("kind", ["limit", "batched", "per_epoch"])

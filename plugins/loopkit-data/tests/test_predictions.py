@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import warnings
 
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, T
 
 from loopkit import PredictionPhase
 from loopkit.data import ResumableSampler, TensorLoader
-from loopkit.errors import ArgumentError, PhaseError, PhaseInputError, StepStateError
+from loopkit.errors import ArgumentError, CancelEpoch, CancelFit, PhaseError, PhaseInputError, StepStateError
 from loopkit.plugins import DDP
 from loopkit_data import write_predictions
 
@@ -192,6 +193,87 @@ def test_outputs_that_are_no_table_raise_and_leave_the_file(tmp_path, kind, old)
     assert [each.name for each in tmp_path.iterdir()] == ["a.csv"] * old
     assert not old or path.read_bytes() == before
     learner.evaluate([(INPUTS, INPUTS[:, :1])])  # no epoch is open
+
+
+class Longer(DataLoader):
+    """A loader whose length is too large by one."""
+
+    def __len__(self):
+        return super().__len__() + 1
+
+
+class LongerTensors(TensorLoader):
+    def __len__(self):
+        return super().__len__() + 1
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Longer(Inputs(INPUTS), batch_size=4), lambda: LongerTensors(INPUTS, batch_size=4)]
+)
+def test_length_that_is_too_large_is_a_warning(tmp_path, make):
+    with pytest.warns(UserWarning, match="is 4, but it gave 3 batches; 3 counts"):
+        path = write_predictions(make_learner(), make(), tmp_path / "a.csv")
+    assert len(read(path)) == 12
+
+
+def test_batches_without_outputs_are_counted_where_the_length_is_wrong(tmp_path):
+    learner = make_learner(phases=[Made(lambda batch, index: batch if index else None)])
+    loader = Longer(Inputs(INPUTS), batch_size=4)
+    with (
+        pytest.warns(UserWarning, match="3 counts"),
+        pytest.raises(PhaseError, match="1 of 3 batches have no outputs"),
+    ):
+        write_predictions(learner, loader, tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("error", [CancelEpoch, CancelFit])
+def test_epoch_that_is_ended_writes_no_file(tmp_path, error):
+    def cancel(batch, index):
+        if index == 2:
+            raise error("enough")
+        return batch
+
+    learner = make_learner(phases=[Made(cancel)])
+    with pytest.raises(PhaseError, match="the epoch was ended after 2 batches"):
+        write_predictions(learner, TensorLoader(INPUTS, batch_size=4), tmp_path / "a.csv")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_symbolic_link_stays_one(tmp_path, there):
+    folder = tmp_path / "b"
+    folder.mkdir()
+    if there:
+        (folder / "b.csv").write_text("old")
+    link = tmp_path / "a.csv"
+    link.symlink_to(folder / "b.csv")
+    assert write_predictions(make_learner(), TensorLoader(INPUTS, batch_size=4), link) == link
+    assert link.is_symlink()
+    assert len(read(folder / "b.csv")) == 12
+    assert [*folder.iterdir()] == [folder / "b.csv"]
+
+
+def test_link_into_no_folder_raises(tmp_path):
+    (tmp_path / "a.csv").symlink_to(tmp_path / "none" / "b.csv")
+    with pytest.raises(ArgumentError, match=r"there is no folder .*none"):
+        write_predictions(make_learner(), TensorLoader(INPUTS, batch_size=4), tmp_path / "a.csv")
+
+
+def test_pipe_is_written_directly():
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as lines:
+        with os.fdopen(writing, "w"):
+            write_predictions(make_learner(), TensorLoader(INPUTS, batch_size=4), f"/dev/fd/{writing}")
+        assert len(list(csv.reader(lines))) == 12
+
+
+def test_named_pipe_is_written_directly(tmp_path):
+    path = tmp_path / "a.csv"
+    os.mkfifo(path)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as lines:
+        write_predictions(make_learner(), TensorLoader(INPUTS, batch_size=4), path)
+        assert len(list(csv.reader(lines))) == 12
+    assert path.is_fifo()
 
 
 def test_file_is_there_when_it_is_complete(tmp_path):

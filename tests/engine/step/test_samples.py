@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from tqdm import tqdm
 
 from loopkit import TrainingPhase, ValidationPhase
-from loopkit.base.batches import count_samples, odd_lengths
+from loopkit.base.batches import count_samples, hands_on, odd_lengths, wrapped
 from loopkit.data import Prefetch, from_function
 from loopkit.errors import PhaseInputError
 from loopkit.plugins import Metrics
@@ -222,6 +223,11 @@ class Counting(list):  # type: ignore[type-arg]
         return batch[0].shape[1]
 
 
+def counting(data):
+    data.count_samples = lambda batch: batch[0].shape[1]
+    return data
+
+
 def counting_loader():
     loader = torch.utils.data.DataLoader([LONG, SHORT], batch_size=None)
     loader.count_samples = lambda batch: batch[0].shape[1]  # type: ignore[attr-defined]
@@ -249,9 +255,8 @@ WRAPPERS = {
     "limit of a list": lambda loader: limit(Counting([LONG, SHORT]), 2),
     "per_epoch": lambda loader: per_epoch(loader, 2),
     "prefetch": lambda loader: Prefetch(loader, "cpu"),
-    "map": lambda loader: loader.map(lambda batch: batch),
-    "several": lambda loader: limit(Prefetch(loader.map(lambda batch: batch), "cpu"), 2),
-    "batched": lambda loader: limit(batched(Counting([5, 3]), 1, collate=lambda each: (LONG, SHORT)[each[0] < 4]), 2),
+    "several": lambda loader: limit(Prefetch(limit(loader, 2), "cpu"), 2),
+    "batched": lambda loader: limit(counting(batched([5, 3], 1, collate=lambda each: (LONG, SHORT)[each[0] < 4])), 2),
     "bar": lambda loader: tqdm(Counting([LONG, SHORT]), disable=True),
 }
 
@@ -263,6 +268,77 @@ def test_loaders_around_another_count_by_its_function(kind):
     learner = make_learner(phases=[Last()])
     learner.fit(WRAPPERS[kind](loader), epochs=1)
     assert learner.progress.samples == 8
+
+
+def turned(batch):
+    return tuple(part.transpose(0, 1) if part.ndim > 2 else part for part in batch)
+
+
+class First(TrainingPhase):
+    """Takes the first time of sequences whose samples come first."""
+
+    def forward(self, learner: Any, inputs: Any) -> Any:
+        return learner.model(inputs[:, 0])
+
+
+class Around:
+    """A loader of another package around one."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        return map(turned, self.source)
+
+
+CHANGED = {
+    "map": lambda loader: loader.map(turned),
+    "map within": lambda loader: limit(Prefetch(loader.map(turned), "cpu"), 2),
+    "other": Around,
+    "batched": lambda loader: batched(Counting([1, 2]), 1, collate=lambda each: turned((LONG, SHORT)[each[0] - 1])),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_loaders_that_change_batches_do_not_count_by_the_function_of_the_inner_one(kind):
+    loader = from_function(2, lambda index: (LONG, SHORT)[index])
+    loader.count_samples = lambda batch: pytest.fail("it counts another batch")  # type: ignore[attr-defined]
+    learner = make_learner(phases=[First()])
+    learner.fit(CHANGED[kind](loader), epochs=1)
+    assert learner.progress.samples == 8
+
+
+class AnyName:
+    """Answers any name with a new object, as proxies of remote objects do."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(self)()
+
+
+class Remote(AnyName):
+    def __iter__(self) -> Any:
+        return iter([(torch.randn(4, 3), torch.zeros(4, 1))])
+
+
+def mock() -> MagicMock:
+    made = MagicMock()
+    made.__iter__.side_effect = lambda: iter([(torch.randn(4, 3), torch.zeros(4, 1))])
+    made.__len__.return_value = 1
+    return made
+
+
+@pytest.mark.parametrize("make", [Remote, mock, lambda: limit(Remote(), 1)])
+def test_data_that_answer_any_name_are_trained_on(make):
+    learner = make_learner()
+    learner.fit(make(), epochs=1)
+    assert learner.progress.samples == 4
+
+
+def test_loaders_are_looked_through_to_a_depth():
+    assert len(wrapped(AnyName())) == len(wrapped(mock())) == 8
+    assert len(wrapped(AnyName(), hands_on)) == 1
 
 
 def test_function_of_the_loader_around_goes_before_that_of_the_inner_one():

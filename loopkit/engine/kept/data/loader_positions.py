@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from loopkit.base import generators
-from loopkit.base.batches import known_samples, length_of
+from loopkit.base.batches import IMAGE, count_samples, known_samples, length_of, parts
 from loopkit.base.facts import fact
 from loopkit.base.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 from loopkit.base.notes import warn
@@ -578,14 +578,34 @@ def indices_of(data: Any, step: int, batch: Any, samples: int) -> Tensor | str:
     found = data.indices if isinstance(data, Loader) else _indices_of_sampler(data, step)
     if found is None:
         return UNKNOWN
-    counted = known_samples(batch)
-    if counted is None or len(found) in (samples, counted):
+    counted = _most_samples(batch, samples)
+    if counted is None or len(found) == known_samples(batch) or counted >= len(found):
         return found
     return (
-        f"its batch counts {samples} samples, and the data made it of {len(found)}, so some were left out or added. "
-        f"If it has {len(found)}, give the loader loader.count_samples = lambda batch: ...; otherwise put the index "
-        f"into each sample"
+        f"its batch counts {counted} samples, and the data made it of {len(found)}, so some were left out. If it has "
+        f"{len(found)}, give the loader loader.count_samples = lambda batch: ...; otherwise put the index into each "
+        f"sample"
     )
+
+
+def _most_samples(batch: Any, samples: int) -> int | None:
+    """How many samples a batch has at most, as its own function or its parts count; None where nothing tells it.
+
+    A list or tuple may have an item for each sample, such as texts, or images of one size.
+    """
+    if samples != count_samples(batch):
+        return samples
+    lists = [part for _, part in parts(batch) if type(part) in (list, tuple)]
+    if type(batch) in (list, tuple) and not _are_parts(batch):
+        lists.append(batch)
+    counts = [count for count in (known_samples(batch), *map(len, lists)) if count is not None]
+    return max(counts, default=None)
+
+
+def _are_parts(batch: Any) -> bool:
+    """Whether a list or tuple has a part in each item, as ``default_collate`` makes of pairs, and not a sample."""
+    tensors = [each for each in batch if isinstance(each, Tensor)]
+    return bool(tensors) and not all(isinstance(each, Tensor) and each.ndim == IMAGE for each in batch)
 
 
 UNKNOWN = "the data does not know its samples; a TensorLoader or ResumableSampler does"
