@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -25,7 +25,7 @@ from loopkit.engine.life.core import Core
 from loopkit.engine.life.epoch import Epoch
 from loopkit.engine.life.fit import Fit, Limits
 from loopkit.engine.life.fit_loop import FitLoop
-from loopkit.engine.life.forwards import aside, inference, predict, predict_batches
+from loopkit.engine.life.forwards import Outputs, aside, inference, predict, predict_batches
 from loopkit.engine.life.models import Models
 from loopkit.engine.life.sources import Source, check_given
 from loopkit.engine.life.user_loop import Rounds, UserLoop
@@ -603,9 +603,7 @@ class Learner:
         return predict(self._core, self.phases.of("predict", phase), data, place, everywhere)
 
     @_takes(loader="give predict_batches(data)", batch_size="give it to the loader")
-    def predict_batches(
-        self, data: Any, phase: str | Phase | None = None, *, indices: bool = False
-    ) -> Generator[Any, None, int | None]:
+    def predict_batches(self, data: Any, phase: str | Phase | None = None, *, indices: bool = False) -> Outputs:
         """The outputs batch by batch, each computed when it is asked for.
 
         Between batches the modules are in the mode in which the caller left them; the epoch ends, with its events,

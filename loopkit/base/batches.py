@@ -216,7 +216,7 @@ def wrapped(data: Any, follow: Callable[[Any], bool] = lambda each: True) -> lis
 
 
 def hands_on(data: Any) -> bool:
-    """Whether its batches are those of the data that it wraps, unchanged; those of a bar of tqdm are."""
+    """Whether its batches come unchanged from the data that it wraps, as through a bar of tqdm."""
     bar = any(cls.__module__.partition(".")[0] == "tqdm" for cls in type(data).__mro__)
     return bar or getattr(type(data), "hands_on", False) is True
 

@@ -55,7 +55,7 @@ class Loader(ABC):
     continues: ClassVar[bool] = False
     """With ``steps``: an epoch continues where the one before has ended, and so depends on the number of processes."""
     hands_on: ClassVar[bool] = False
-    """Whether its batches are those of its source, unchanged: then ``count_samples`` of the source counts them, too."""
+    """Whether its batches come unchanged from its source: then the source's ``count_samples`` counts them, too."""
 
     def __init__(self, source: Loader | Shares | None = None, *, steps: int | None = None) -> None:
         if not isinstance(source, (Loader, Shares, type(None))):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PLACE = ("params", "buffers", "weights")
 """States that a plugin updates for an epoch by putting other weights in place."""
 
+Outputs = Generator[Any, None, int | None]
+"""Outputs of batches, and at the end how many batches came; None if the epoch was left before its last one."""
+
 
 def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, everywhere: bool) -> Any:
     """Run the phase over the data and return its outputs; see `Learner.predict`."""
@@ -45,12 +48,12 @@ def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, eve
     return _concatenate(outputs)
 
 
-def predict_batches(core: Core, phase: Phase, data: Any, indices: bool = False) -> Generator[Any, None, int | None]:
+def predict_batches(core: Core, phase: Phase, data: Any, indices: bool = False) -> Outputs:
     """Run the phase over the data and yield its outputs by batch; see `Learner.predict_batches`."""
     return _batches_of(core, Source(core.registry, phase, data), indices)
 
 
-def _batches_of(core: Core, source: Source, indices: bool) -> Generator[Any, None, int | None]:
+def _batches_of(core: Core, source: Source, indices: bool) -> Outputs:
     """Yield the outputs; return how many batches came, None if the epoch was left before its last one."""
     came = 0
     with _aside(core), core.epochs.next(source.phase, source) as epoch:
