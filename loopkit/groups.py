@@ -199,7 +199,7 @@ SIZES = (1, 3, 7, 8, 33, 1000, 4099)
 
 
 def _fused_differs(cls: type[torch.optim.Optimizer], params: list[Any], options: Mapping[str, Any]) -> bool:
-    """Whether some fused steps have other bits than those of the default form, with the options of any group."""
+    """Whether some fused steps have other bits than the default form, with the options of any group."""
     groups = [each for each in params if isinstance(each, dict)] or [{"params": params}]
     for group in groups:
         own = {**options, **{key: value for key, value in group.items() if key not in ("params", "name")}}

@@ -79,7 +79,7 @@ class Plugin(Protocol):
         ...
 
     rows: Sequence[Mapping[str, Any]]
-    """The values of each epoch, by name; `Progress` draws those of a plugin that provides ``"history"``."""
+    """The values of each epoch, by name; `Progress` draws them for a plugin that provides ``"history"``."""
     takes_empty: bool
     """Whether batches without samples go to the phases, such as Poisson sampling makes (`Phase.takes_empty`). Without
     it, False."""

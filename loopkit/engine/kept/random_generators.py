@@ -10,7 +10,7 @@ from loopkit.engine.kept.part import Part
 
 
 class RandomGenerators(Part):
-    """The global random generators. `Resume` saves them, not `saved`: they may be those of an epoch's begin."""
+    """The global random generators. `Resume` saves them, not `saved`: they may be of an epoch's begin."""
 
     name = "generators"
     what = "the random generators"

@@ -407,7 +407,7 @@ class Weights:
 
     def _take_out(self, entry: Replacement) -> None:
         at = next(i for i, each in enumerate(self.stack) if each is entry)
-        above = self.stack[at + 1 :]  # of contexts that are left out of switch_tree, such as those of a generator
+        above = self.stack[at + 1 :]  # of contexts that are left out of turn, such as those of a generator
         for each in reversed(above):
             each.away()
         entry.away()

@@ -188,7 +188,7 @@ def _numbers(dataset: Any) -> dict[str, Any]:
 
 
 def _states(own: DataParts) -> list[Any]:
-    """The states of the generators of a worker: the global ones of the CPU, and those of its copy of the data set."""
+    """The states of the generators of a worker: the global ones of the CPU, and its copy of the data set."""
     numpy = sys.modules.get("numpy")
     shared = None if numpy is None else generators.state_of(numpy.random.mtrand._rand)
     return [torch.get_rng_state(), random.getstate(), shared, own.saved()["generators"]]
