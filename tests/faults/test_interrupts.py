@@ -163,8 +163,12 @@ def mash(tmp_path, run, background, trials, seed):
     assert any(done)
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
-@pytest.mark.parametrize("run", [by_fit, by_rounds])
+OTHERS = [(by_fit, False), (by_rounds, False), (by_rounds, True)]
+
+
+@pytest.mark.parametrize(
+    ("run", "background"), [(by_fit, True), *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 def test_presses_at_any_line_leave_nothing_behind(tmp_path, run, background):
     mash(tmp_path, run, background, 4, seed=1)
 

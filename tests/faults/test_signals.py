@@ -530,6 +530,7 @@ def test_signal_between_resuming_and_the_first_step_loses_no_open_pass(tmp_path,
     assert learner.plugins["history"].step_rows == whole.plugins["history"].step_rows
 
 
+@pytest.mark.slow
 def test_runs_end_and_go_on_exactly_by_sigterm_at_random_times(trials):
     quick = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")
     signals(trials, 12, seed=0, runs=quick[::2], most=2)

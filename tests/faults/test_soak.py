@@ -26,6 +26,7 @@ def soaked(steps):
     return report
 
 
+@pytest.mark.slow
 def test_soak_of_5_000_steps_is_flat():
     assert soaked(5_000)["problems"] == []
 

@@ -77,7 +77,7 @@ class Columns:
         return cls(count, known).only(known)
 
     def only(self, names: Collection[str]) -> Columns:
-        """These metrics only: first those of training, and the loss before others."""
+        """These metrics only: training comes first, and the loss before others."""
         ordered = sorted(names, key=lambda name: (name.split("/")[0] != "train", name.split("/")[-1] != "loss"))
         return Columns(self.count, {name: self.metrics[name] for name in ordered})
 

@@ -25,7 +25,7 @@ def impatient(monkeypatch):
         LEFT_OPEN.pop().close()
 
 
-SAMPLED = [pytest.param(each, marks=[pytest.mark.slow] if at % 3 else []) for at, each in enumerate(BREAKS)]
+SAMPLED = [pytest.param(each, marks=[pytest.mark.slow] if at % 6 else []) for at, each in enumerate(BREAKS)]
 
 
 @pytest.mark.parametrize("each", SAMPLED, ids=str)

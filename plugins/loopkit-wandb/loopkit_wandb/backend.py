@@ -58,7 +58,7 @@ class Wandb(Backend):
         group: A name that runs of one experiment share, such as the folds of a cross-validation.
         tags: Words to find the run by.
         mode: ``"offline"``, or ``"online"`` to send the rows while they are written. A resumed run continues the same
-            run on the server, which keeps the rows that it has; a warning counts those that it does not have.
+            run on the server, which keeps the rows that it has; a warning counts missing ones.
 
     Raises:
         ValueError: There is no such mode.
