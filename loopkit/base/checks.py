@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, NoReturn
 
 from loopkit.base.words import nearest
@@ -107,7 +108,7 @@ def one_of(
 
 
 def _is_number(value: Any, infinite: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):  # numbers of NumPy, too, as searches give them
         return False
     return infinite or math.isfinite(value)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from loopkit.base.notes import warn
+from loopkit.base.words import takes
 from loopkit.errors import PluginError
 
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -32,13 +33,15 @@ def deprecated(option: str, *, since: str, use: str) -> Callable[[Init], Init]:
     """
 
     def decorate(init: Init) -> Init:
-        @functools.wraps(init)
+        make: Callable[..., None] = init if hasattr(init, "loopkit_takes") else takes()(init)
+
+        @functools.wraps(make)
         def taking_both(self: Any, *arguments: Any, **options: Any) -> None:
             if option in options:
                 _rename(type(self).__name__, options)
-            init(self, *arguments, **options)
+            make(self, *arguments, **options)
 
-        setattr(taking_both, RENAMED, {**renamed_options(init), option: use})
+        setattr(taking_both, RENAMED, {**renamed_options(make), option: use})
         return taking_both  # type: ignore[return-value]
 
     def _rename(owner: str, options: dict[str, Any]) -> None:

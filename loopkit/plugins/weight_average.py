@@ -18,7 +18,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from loopkit.base import checks, sharded
 from loopkit.base.notes import warn
 from loopkit.base.options import Shown
-from loopkit.base.words import nearest, some
+from loopkit.base.words import is_count, nearest, some
 from loopkit.errors import EmptyDataError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase
@@ -107,7 +107,7 @@ class WeightAverage(Shown):
     ) -> None:
         _check_decay(decay, warmup)
         checks.whole("WeightAverage", 0, start_update=start_update, start_epoch=start_epoch)
-        if every != "epoch" and (not _is_count(every) or int(every) < 1):
+        if every != "epoch" and not is_count(every):
             raise PluginError(f"WeightAverage: every is {every!r}: it is a number of updates, from 1, or 'epoch'")
         if isinstance(phases, str):
             raise PluginError(f"WeightAverage: phases is {phases!r}: give a list of names, phases=[{phases!r}]")
@@ -520,7 +520,3 @@ def _device_type(model: nn.Module) -> str:
 def _devices(model: nn.Module) -> list[int]:
     """The accelerators whose generators the model may use."""
     return sorted({p.device.index or 0 for p in model.parameters() if p.device.type != "cpu"})
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,7 +1,9 @@
 """Checks of options: which values they take, and the message for others."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from loopkit.author import checks
@@ -24,6 +26,12 @@ def test_whole_number_from_the_least_on_is_taken():
 def test_positive_number_is_required(value):
     with pytest.raises(PluginError, match=r"^Wait: limit is .*: it is a number of seconds above 0$"):
         checks.positive("Wait", "seconds", limit=value)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.int64(2), Fraction(1, 2)])
+def test_numbers_of_other_types_are_taken(value):
+    checks.positive("Wait", limit=value)
+    checks.not_negative("Wait", limit=value)
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, True, "0"])

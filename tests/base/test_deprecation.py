@@ -5,7 +5,7 @@ from helpers import batches, make_learner, on
 
 from loopkit import hookimpl
 from loopkit.author import Shown, deprecated, options_of
-from loopkit.errors import PluginError
+from loopkit.errors import CallError, PluginError
 from loopkit.plugins import LogHyperparameters
 
 
@@ -69,3 +69,15 @@ def test_new_name_gives_no_warning(recwarn):
 def test_both_names_raise():
     with pytest.raises(PluginError, match="Clip: value is the old name of max_value: give max_value only"):
         Clip(value=0.5, max_value=1.0)
+
+
+class Plain:
+    @deprecated("value", since="0.2", use="max_value")
+    def __init__(self, max_value: float = 1.0) -> None:
+        self.max_value = max_value
+
+
+@pytest.mark.parametrize("cls", [Clip, Plain])
+def test_unknown_argument_beside_an_old_name_is_named(cls):
+    with pytest.raises(CallError, match=rf"^{cls.__name__} has no argument 'maxvalue' \(did you mean 'max_value'\?\)$"):
+        cls(maxvalue=1.0)

@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from loopkit.engine.kept.untouched import restorer
+from loopkit.engine.kept.restorer import restorer
 from loopkit.engine.life.epoch import Epoch, StopEpoch
 from loopkit.engine.life.fit import Fit, Limits
 from loopkit.engine.life.sources import Source

@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from loopkit import hookimpl
-from loopkit.author import Shown, better, checked_mode, is_count, is_sum
+from loopkit.author import Shown, better, checked_mode, checks, is_sum
 from loopkit.criteria import Criterion, Mode
 from loopkit.errors import PluginError
 from loopkit.metrics import Mean
@@ -60,8 +60,7 @@ class StopOn(Shown):
             )
         if criterion.needs_training:
             raise PluginError(f"StopOn: {criterion!r} compares two series: give it to EarlyStopping")
-        if not is_count(every):
-            raise PluginError(f"StopOn: every is {every!r}: it counts updates, from 1")
+        checks.whole("StopOn", every=every)
         given = checked_mode("StopOn", mode) or better(attribute, ())
         if given is None:
             raise PluginError(f'StopOn: give mode="min" if {attribute!r} is better where it is lower, else mode="max"')

@@ -83,7 +83,7 @@ def test_fit_after_one_that_it_ended_begins_anew():
     ("given", "text"),
     [
         ({"criterion": 5}, "criterion is 5: give one of loopkit.criteria"),
-        ({"criterion": NumberLimit(1), "every": 0}, "every is 0: it counts updates, from 1"),
+        ({"criterion": NumberLimit(1), "every": 0}, "every is 0: it is a whole number, from 1"),
         ({"criterion": NumberLimit(1), "mode": "least"}, "mode is 'least'"),
         ({"criterion": ProgressQuotient()}, "compares two series: give it to EarlyStopping"),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from loopkit.author import describe, is_count, provided
+from loopkit.author import checks, describe, provided
 from loopkit.errors import PluginError
 from loopkit_insight.trial import as_before, can_begin_again, copied, own_position, refuse_sharded
 from loopkit_insight.try_validation import First
@@ -69,8 +69,7 @@ def dry_run(
 
         dry_run(learner, train, val)
     """
-    if not is_count(batches):
-        raise PluginError(f"dry_run: batches is {batches!r}: it counts from 1")
+    checks.whole("dry_run", batches=batches)
     without = [without] if isinstance(without, str) else without
     refuse_sharded("dry_run", learner)
     given = [*_sets(train), *_sets(val), *_sets(predict)]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from loopkit.author import (
     Shown,
     add_note,
+    checks,
     concerns,
     describe,
     hook_states,
     implemented,
-    is_count,
     provided,
     unwrapped,
 )
@@ -51,8 +51,7 @@ class TryValidation(Shown):
     volatile = ("_*",)
 
     def __init__(self, batches: int = 2) -> None:
-        if not is_count(batches):
-            raise PluginError(f"TryValidation({batches!r}): it counts batches, from 1")
+        checks.whole("TryValidation", batches=batches)
         self.batches = batches
         self._tried: set[str] = set()
 

@@ -127,7 +127,7 @@ def test_look_at_data_whose_place_cannot_be_put_back_is_refused(data):
 
 @pytest.mark.parametrize("count", [0, True, 1.5])
 def test_look_at_no_number_of_batches_is_refused(count):
-    with pytest.raises(PluginError, match=rf"TryValidation\({count}\): it counts batches, from 1"):
+    with pytest.raises(PluginError, match=rf"^TryValidation: batches is {count}: it is a whole number, from 1$"):
         TryValidation(count)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from loopkit import Event, hookimpl
-from loopkit.author import Shown, is_count, say
+from loopkit.author import Shown, checks, say
 from loopkit.errors import PluginError
 from loopkit.events import StepEnd, UpdateEnd
 from loopkit_whole_step.cells import SCALARS, Cells
@@ -114,12 +114,11 @@ class WholeStep(Shown):
         wait: bool = True,
         show: bool = True,
     ) -> None:
-        if when not in ("auto", "always"):
-            raise PluginError(f"WholeStep(when={when!r}): it is 'auto' or 'always'")
+        checks.one_of("WholeStep", ("auto", "always"), when=when)
         if not callable(backend) and backend not in ("inductor", "none"):
             raise PluginError(f"WholeStep(backend={backend!r}): it is 'inductor', 'none' or a function")
-        if eager_steps is not None and eager_steps != 0 and not is_count(eager_steps):
-            raise PluginError(f"WholeStep(eager_steps={eager_steps!r}): it is a number of steps, from 0")
+        if eager_steps is not None:
+            checks.whole("WholeStep", 0, eager_steps=eager_steps)
         self.when, self.backend, self.show = when, backend, show
         self.eager_steps, self.wait = eager_steps, wait
         self._compiling = Compiling(self)

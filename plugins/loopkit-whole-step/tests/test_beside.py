@@ -255,7 +255,7 @@ def test_fit_that_is_shorter_begins_anew_the_next_time():
 
 def test_options_are_checked():
     for eager_steps in (-1, 2.5, True, "3"):
-        with pytest.raises(PluginError, match="it is a number of steps, from 0"):
+        with pytest.raises(PluginError, match="it is a whole number, from 0"):
             whole(eager_steps=eager_steps)
 
 

@@ -1515,7 +1515,7 @@ def test_explain_says_where_everything_is():
 
 
 def test_options_are_checked():
-    with pytest.raises(PluginError, match=r"WholeStep\(when='never'\): it is 'auto' or 'always'"):
+    with pytest.raises(PluginError, match=r"WholeStep: when is 'never': it is 'auto' or 'always'"):
         WholeStep("never")
     with pytest.raises(PluginError, match=r"WholeStep\(backend='fast'\): it is 'inductor', 'none' or a function"):
         WholeStep(backend="fast")
