@@ -7,7 +7,17 @@ state becomes files (`bundle`, `encoding`, `tensors`, ...), and what averaging o
 """
 
 from loopkit.base import checks, devices, generators, sharded
-from loopkit.base.batches import count_samples, describe, first_tensor, hands_on, map_tensors, move, parts, wrapped
+from loopkit.base.batches import (
+    count_samples,
+    describe,
+    first_tensor,
+    hands_on,
+    length_of,
+    map_tensors,
+    move,
+    parts,
+    wrapped,
+)
 from loopkit.base.deprecation import deprecated, renamed_options
 from loopkit.base.drawing import line_chart
 from loopkit.base.notes import add_note, locate, say, shown, warn
@@ -117,6 +127,7 @@ __all__ = [
     "is_sum",
     "late",
     "learning_rates",
+    "length_of",
     "line_chart",
     "load_plugin",
     "locate",

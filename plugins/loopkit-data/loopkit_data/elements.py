@@ -56,10 +56,10 @@ def batched(
         )
     if not hasattr(elements, "__iter__"):
         raise LoaderError(f"batched: {describe(elements)} cannot be iterated: give samples one by one")
-    return _Batched(elements, batch_size, drop_last, collate)
+    return Batched(elements, batch_size, drop_last, collate)
 
 
-class _Batched:
+class Batched:
     """Batches of samples that come one by one."""
 
     def __init__(

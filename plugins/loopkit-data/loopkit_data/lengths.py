@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from loopkit.author import Shares, describe, hands_on, is_count, wrapped
+from loopkit.author import Shares, describe, hands_on, is_count, length_of, wrapped
 from loopkit.data import Loader, LoaderError, ResumableSampler
 from loopkit.errors import EmptyDataError, ExhaustedIteratorError
-from loopkit_data.elements import _Batched
+from loopkit_data.elements import Batched
 
 
 def limit(loader: Any, steps: float) -> Any:
@@ -264,7 +264,7 @@ class _Counted:
         return self._data
 
     def __len__(self) -> int:
-        if self._endless or (length := _length_of(self._data)) is None:
+        if self._endless or (length := length_of(self._data)) is None:
             return self._steps
         return min(self._steps, length)
 
@@ -335,7 +335,7 @@ class _Counted:
 
 def _used_once(data: Any) -> Any:
     """Return the iterator that data are, or wrap, if it surely cannot begin again; None where there is none."""
-    inner = wrapped(data, lambda each: hands_on(each) or isinstance(each, _Batched))
+    inner = wrapped(data, lambda each: hands_on(each) or isinstance(each, Batched))
     return inner[-1] if not _keeps_place(data) and _cannot_restart(inner[-1]) else None
 
 
@@ -354,17 +354,9 @@ def _keeps_place(data: Any) -> bool:
     return named or _sampler(data) is not None
 
 
-def _length_of(data: Any) -> int | None:
-    """``len(data)``; None where it is unknown."""
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None
-
-
 def _part_of(loader: Any, part: Fraction) -> int:
     """How many batches are so large a part of an epoch, rounded down."""
-    length = _length_of(loader)
+    length = length_of(loader)
     if length is None:
         raise LoaderError(
             f"limit takes {float(part)} of {describe(loader)}, which has no len(): give a number of batches"
