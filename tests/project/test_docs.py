@@ -177,6 +177,34 @@ def test_readme_shows_the_output_of_digits() -> None:
         pytest.skip("the README has no block after <!-- output: examples/digits.py -->")
 
 
+README = (ROOT / "README.md").read_text()
+SECTIONS = dict(re.findall(r"(?ms)^## ([^\n]+)\n+(.*?)\n*(?=^## |\Z)", README))
+LINK = re.compile(r"\]\([^)]+\)")
+
+
+def test_readme_has_150_lines_at_most() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_readme_section_has_15_lines_at_most_and_one_link(section: str) -> None:
+    text = SECTIONS[section]
+    assert len([line for line in text.splitlines() if line.strip()]) <= 15  # ruff sets blank ones into the code
+    if section != "More":  # a list of links
+        assert len(LINK.findall(text)) == 1
+
+
+def test_readme_first_screen_trains_in_twelve_lines_with_a_stack_and_a_rate() -> None:
+    assert list(SECTIONS)[:4] == ["Install", "Train", "Have a loop already?", "Not for you if"]
+    top = README[: README.index("## ")]
+    assert top.count("\n- **") == 5
+    assert top.count("![") == 1
+    (program,) = (block.text for block in blocks(SECTIONS["Train"]) if block.language == "python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 12
+    assert "lr=" in program
+    assert program.count("plugins.") >= 4
+
+
 # The machinery above
 
 
