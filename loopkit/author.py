@@ -46,7 +46,7 @@ from loopkit.found.discovery import bound, find, first_line, load_plugin, plugin
 from loopkit.found.namesake import check as check_namesake
 from loopkit.groups import covers, named_modules, named_parameters, nothing_matches
 from loopkit.hooks import PROVIDES, STATES, Hook, Target, concerns, hooks, implemented
-from loopkit.learner import no_loss_fn
+from loopkit.learner import no_loss_fn, registry_of
 from loopkit.logs import log_file, masking
 from loopkit.logs.kinds import CHANNELS
 from loopkit.losses import is_sum
@@ -150,6 +150,7 @@ __all__ = [
     "processes",
     "provided",
     "raw",
+    "registry_of",
     "renamed_options",
     "say",
     "sharded",

@@ -40,6 +40,7 @@ from loopkit.result import FitResult, Planned, StopRequest
 
 if TYPE_CHECKING:
     from loopkit.engine.compile.explain import Explanation
+    from loopkit.engine.compile.registry import Registry
     from loopkit.engine.life.models import Optimizers
 
 P = ParamSpec("P")
@@ -772,6 +773,11 @@ class Learner:
 def standard_by(make: Callable[[Iterable[Any]], list[Any]]) -> None:
     """Let ``standard=True`` add the plugins that this makes for the given ones; `loopkit` itself calls it."""
     Learner._standard_set = staticmethod(make)
+
+
+def registry_of(learner: Learner) -> Registry:
+    """The plugins of a learner, their order, and the plans of its phases."""
+    return learner._core.registry
 
 
 def _listed(plugins: Any) -> list[Any]:

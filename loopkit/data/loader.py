@@ -70,6 +70,12 @@ class Loader(ABC):
         self._rank: int = 0 if inner is None else inner.rank
         self._place: Place = Place() if inner is None or self._counted else inner._place.copied()
 
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        copied._place = copy.copy(self._place)
+        return copied
+
     def __len__(self) -> int:
         """Batches per epoch, of this process."""
         return self._shares.steps() if self.source is None or self._counted else len(self.source)

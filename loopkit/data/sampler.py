@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -87,6 +87,12 @@ class ResumableSampler(Sampler[SampleIndex]):
         self._start = 0
         self._shares: Shares | None = None
         self._rank = 0
+
+    def __copy__(self) -> Self:
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        copied._place = copy.copy(self._place)
+        return copied
 
     def __len__(self) -> int:
         if (shares := self._shares) is None:

@@ -85,7 +85,7 @@ class EarlyStopping(Shown):
         name: str = "early_stopping",
     ) -> None:
         self.name = name
-        self.monitor, self._phase = _metric("monitor", monitor)
+        self.monitor, self.phase = _metric("monitor", monitor)
         self.training, self._training_phase = _metric("training", training)
         self.mode = checked_mode("EarlyStopping", mode)
         self.restore_best = restore_best
@@ -104,13 +104,14 @@ class EarlyStopping(Shown):
             )
         if best_device is not None and not restore_best:
             raise PluginError(f"EarlyStopping: best_device is {best_device!r} without restore_best=True")
-        self._device = _device(best_device)
+        self.best_device = _device(best_device)
         self._own = {"patience": patience, "min_delta": min_delta, "criterion": own, "best_device": best_device}
-        self._given = copy.deepcopy(criterion)
+        self.given = copy.deepcopy(criterion)
+        """The criterion as it is at the start; `criterion` is the one of the fit."""
         self._start()
 
     def _start(self) -> None:
-        self.criterion = copy.deepcopy(self._given)
+        self.criterion = copy.deepcopy(self.given)
         self.best: float | None = None
         """The best value so far."""
         self.best_epoch: int | None = None
@@ -144,18 +145,18 @@ class EarlyStopping(Shown):
     @hookimpl(reads=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Copy what was measured, while it is in place."""
-        if phase.name not in (self._phase, self._training_phase):
+        if phase.name not in (self.phase, self._training_phase):
             return
         keep = epoch.keep(self)
         keep["cut"] = epoch.stopped or epoch.steps == 0
-        if phase.name == self._phase and self.restore_best and learner.current is not None and not keep["cut"]:
+        if phase.name == self.phase and self.restore_best and learner.current is not None and not keep["cut"]:
             with learner.models.weights.in_training_form():
                 keep["measured"] = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
             keep["extra"] = extra_states(learner)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
-        return tensor.clone() if self._device is None else tensor.to(self._device, copy=True)
+        return tensor.clone() if self.best_device is None else tensor.to(self.best_device, copy=True)
 
     @hookimpl(reads=lambda plugin: ("progress", *plugin.metrics()))
     def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
@@ -165,7 +166,7 @@ class EarlyStopping(Shown):
             return
         if phase.name == self._training_phase and self.criterion.needs_training:
             self.criterion.observe_training(learner.world.share(self._value(learner, phase, self.training)))
-        if phase.name != self._phase:
+        if phase.name != self.phase:
             return
         measured = keep.pop("measured", None)
         extra = keep.pop("extra", {})
@@ -193,7 +194,7 @@ class EarlyStopping(Shown):
         if result.reason in ("error", "signal", "pause"):  # the run is not over
             return
         if self._best is not None:
-            if not getattr(learner.phases.get(self._phase), "training", False):
+            if not getattr(learner.phases.get(self.phase), "training", False):
                 learner.models.modes.receive()
             with learner.models.module_modes.in_training_form():
                 _restore(learner, self._best, self.name)

@@ -67,9 +67,11 @@ class Freeze(Shown):
         self.saved = saved
         self.thaw_at = thaw_at
         self.patterns = patterns
-        self._norms = norms
-        self._patterns: list[str] = []
-        self._thaws: dict[str, int] = {}
+        self.norms = norms
+        self.covered: list[str] = []
+        """All patterns, without the epochs."""
+        self.epochs: dict[str, int] = {}
+        """The epoch in which a pattern is thawed."""
         for given in patterns:
             if isinstance(given, str) and thaw_at is not None:
                 given = {given: thaw_at}
@@ -77,12 +79,12 @@ class Freeze(Shown):
                 for pattern, epoch in given.items():
                     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
                         raise PluginError(f"Freeze({{{pattern!r}: {epoch!r}}}): an epoch is a whole number, from 0")
-                self._thaws.update(given)
-            self._patterns += [given] if isinstance(given, str) else given
-        if not self._patterns:
+                self.epochs.update(given)
+            self.covered += [given] if isinstance(given, str) else given
+        if not self.covered:
             raise PluginError("Freeze: give patterns of the parameters to freeze, such as Freeze('encoder')")
         self._models: dict[str, nn.Module] = {}
-        self._own: dict[nn.Parameter, list[str]] = {}
+        self.names: dict[nn.Parameter, list[str]] = {}
         """The parameters that it froze, also thawed ones, with all names."""
         self._thawed: list[str] = []
         self._evals: list[nn.Module] = []
@@ -94,15 +96,15 @@ class Freeze(Shown):
         """Freeze."""
         self._models = learner.models
         names = [path for path, _ in named_parameters(self._models)]
-        for pattern in self._patterns:
+        for pattern in self.covered:
             self._check(pattern, names)
         paths: dict[nn.Parameter, list[str]] = {}
         for path, parameter in named_parameters(self._models):
             paths.setdefault(parameter, []).append(path)
         for parameter in learner.models[name].parameters():
-            covered = any(covers(pattern, path) for pattern in self._patterns for path in paths[parameter])
+            covered = any(covers(pattern, path) for pattern in self.covered for path in paths[parameter])
             if covered and parameter.requires_grad and not self._is_thawed(paths[parameter]):
-                self._own[parameter] = paths[parameter]
+                self.names[parameter] = paths[parameter]
                 _freeze(parameter)
         if self._state is not None and name == list(self._models)[-1]:
             self.load_state_dict(self._state)
@@ -110,20 +112,20 @@ class Freeze(Shown):
 
     def leave(self, learner: Learner) -> None:
         """Train its frozen parameters again; parameters frozen before stay frozen."""
-        for parameter in self._own:
+        for parameter in self.names:
             parameter.requires_grad = True
         for module in self._evals:
             module.train()
-        self._own = {}
+        self.names = {}
         self._evals = []
 
     def owns(self) -> tuple[str, ...]:
         """Whether the parameters that its patterns cover are trained."""
-        return tuple(f"trainable.{pattern}" for pattern in self._patterns)
+        return tuple(f"trainable.{pattern}" for pattern in self.covered)
 
     def leaves_out(self) -> tuple[str, ...]:
         """The patterns of parameters that checkpoints leave out while they are frozen."""
-        return () if self.saved else tuple(self._patterns)
+        return () if self.saved else tuple(self.covered)
 
     def _check(self, pattern: str, names: list[str]) -> None:
         if not any(covers(pattern, path) for path in names):
@@ -145,7 +147,7 @@ class Freeze(Shown):
             self._evals = outer
 
     def _begin_training(self, learner: Learner) -> None:
-        for pattern, due in self._thaws.items():
+        for pattern, due in self.epochs.items():
             if learner.progress.epochs >= due and pattern not in self._thawed:
                 self.thaw(pattern)
         self._evals = [module for module in self._frozen_norms() if module.training]
@@ -155,7 +157,7 @@ class Freeze(Shown):
 
     def _check_frozen(self) -> None:
         """Raise if another plugin or the script has thawed a frozen parameter."""
-        for parameter, paths in self._own.items():
+        for parameter, paths in self.names.items():
             if parameter.requires_grad and not self._is_thawed(paths):
                 raise PluginError(
                     f"plugin {self.name!r} keeps parameter {paths[0]!r} frozen, and something else has set its "
@@ -165,7 +167,7 @@ class Freeze(Shown):
     def _frozen_norms(self) -> list[nn.Module]:
         """The frozen layers with running statistics."""
         found: dict[nn.Module, list[str]] = {}
-        for path, module in named_modules(self._models) if self._norms else ():
+        for path, module in named_modules(self._models) if self.norms else ():
             if isinstance(module, _NormBase):
                 found.setdefault(module, []).append(path)
         return [module for module, paths in found.items() if self._is_frozen_norm(module, paths)]
@@ -173,8 +175,8 @@ class Freeze(Shown):
     def _is_frozen_norm(self, module: nn.Module, paths: list[str]) -> bool:
         own = list(module.parameters(recurse=False))
         if own:
-            return all(p in self._own and not p.requires_grad for p in own)
-        covered = any(covers(pattern, path) for pattern in self._patterns for path in paths)
+            return all(p in self.names and not p.requires_grad for p in own)
+        covered = any(covers(pattern, path) for pattern in self.covered for path in paths)
         return covered and not self._is_thawed(paths)
 
     def freeze(self, pattern: str) -> None:
@@ -183,10 +185,10 @@ class Freeze(Shown):
         Raises:
             PluginError: The pattern covers no parameter that the plugin freezes.
         """
-        found = [p for p, paths in self._own.items() if any(covers(pattern, path) for path in paths)]
+        found = [p for p, paths in self.names.items() if any(covers(pattern, path) for path in paths)]
         if not found:
             raise PluginError(
-                f"plugin {self.name!r}: {pattern!r} covers none of {', '.join(self._patterns)}, which it freezes; "
+                f"plugin {self.name!r}: {pattern!r} covers none of {', '.join(self.covered)}, which it freezes; "
                 f"Freeze({{{pattern!r}: 0}}) trains it at first"
             )
         self._thawed.append(f"!{pattern}")
@@ -208,7 +210,7 @@ class Freeze(Shown):
         """
         self._check(pattern, [path for path, _ in named_parameters(self._models)])
         self._thawed.append(pattern)
-        for parameter, paths in self._own.items():
+        for parameter, paths in self.names.items():
             if any(covers(pattern, path) for path in paths):
                 parameter.requires_grad = True
         frozen = self._frozen_norms() if self._evals else []
@@ -228,7 +230,7 @@ class Freeze(Shown):
 
     def state_dict(self) -> dict[str, Any]:
         """The names of the frozen parameters, and the patterns that were thawed."""
-        frozen = [paths[0] for parameter, paths in self._own.items() if not parameter.requires_grad]
+        frozen = [paths[0] for parameter, paths in self.names.items() if not parameter.requires_grad]
         return {"frozen": frozen, "thawed": list(self._thawed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -240,15 +242,15 @@ class Freeze(Shown):
         if not self._models:
             self._state = state
             return
-        unknown = set(state["frozen"]) - {path for paths in self._own.values() for path in paths}
+        unknown = set(state["frozen"]) - {path for paths in self.names.values() for path in paths}
         if unknown:
             raise PluginError(
                 f"plugin {self.name!r}: the state's frozen parameters {', '.join(sorted(unknown)[:5])} are not "
-                f"frozen by its patterns ({', '.join(self._patterns)})"
+                f"frozen by its patterns ({', '.join(self.covered)})"
             )
         self._state = None
         self._thawed = list(state["thawed"])
-        for parameter, paths in self._own.items():
+        for parameter, paths in self.names.items():
             if any(path in state["frozen"] for path in paths):
                 _freeze(parameter)
             else:
@@ -284,13 +286,13 @@ class EvalMode(Shown):
         if not patterns:
             raise PluginError("EvalMode: give patterns of modules, such as EvalMode('encoder')")
         self.name = name
-        self._patterns = patterns
+        self.patterns = patterns
 
     @hookimpl
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
         """Check the patterns."""
         names = [path for path, _ in named_modules(learner.models) if path]
-        for pattern in self._patterns:
+        for pattern in self.patterns:
             if not any(covers(pattern, path) for path in ("", *names)):
                 raise PluginError(f"plugin {self.name!r}: pattern {nothing_matches(pattern, names)}")
         return model
@@ -300,5 +302,5 @@ class EvalMode(Shown):
         """Put the modules in eval mode."""
         if phase.training:
             for path, module in named_modules(learner.models):
-                if any(covers(pattern, path) for pattern in self._patterns):
+                if any(covers(pattern, path) for pattern in self.patterns):
                     learner.models.put_in_eval(module)

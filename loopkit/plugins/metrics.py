@@ -135,7 +135,8 @@ class Metrics(Shown):
         self.phase = phase
         self.tables: dict[str, Table] = {}
         """The last matrix of each metric that is one, as ``"val/confusion_matrix"``."""
-        self._prototypes: dict[str, Any] = {"loss": Loss()} if phase is None else {}
+        self.prototypes: dict[str, Any] = {"loss": Loss()} if phase is None else {}
+        """The metrics by name; each phase has copies of them."""
         if phase is not None:
             self.name = f"metrics_{phase}"
             self.provides = ""
@@ -144,8 +145,8 @@ class Metrics(Shown):
         for i, (name, metric) in enumerate(given):
             if name in (other for other, _ in given[:i]):
                 raise PluginError(f"Metrics: two metrics are called {name!r}; name one: Metrics(other_{name}=...)")
-            self._prototypes[name] = metric
-        self._attributes = {each.attribute for each in self._prototypes.values() if isinstance(each, Mean)}
+            self.prototypes[name] = metric
+        self._attributes = {each.attribute for each in self.prototypes.values() if isinstance(each, Mean)}
         """The step's attributes that it reads beside outputs and targets."""
         self._idle: dict[str, _Running] = {}
         """The running metrics of each phase's last epoch, for its next one."""
@@ -176,7 +177,7 @@ class Metrics(Shown):
     def names(self) -> tuple[str, ...]:
         """The names that it puts into ``learner.metrics``, with ``*`` for the phase."""
         found: list[str] = []
-        for name, metric in self._prototypes.items():
+        for name, metric in self.prototypes.items():
             if hasattr(metric, "keys"):
                 found += metric.keys()
                 continue
@@ -190,7 +191,7 @@ class Metrics(Shown):
         phase, _, key = metric.partition("/")
         parts: dict[str, Any] = {}
         if self.phase in (None, phase):
-            for name, each in self._prototypes.items():
+            for name, each in self.prototypes.items():
                 parts.update(each.items() if hasattr(each, "items") else {name: each})
         return getattr(parts.get(key, parts.get(key.partition("/")[0])), "higher_is_better", None)
 
@@ -200,7 +201,7 @@ class Metrics(Shown):
         if self.phase not in (None, *learner.phases):
             known = ", ".join(learner.phases)
             raise PluginError(f"Metrics: no phase is called {self.phase!r}; they are {known}")
-        for name, metric in () if self._tried else self._prototypes.items():
+        for name, metric in () if self._tried else self.prototypes.items():
             if not (_needs_no_care(metric) or isinstance(metric, (Mean, FunctionMetric))):
                 _try(name, metric)
         now = self._begin(learner, epoch)
@@ -211,7 +212,7 @@ class Metrics(Shown):
 
     def _begin(self, learner: Learner, epoch: Epoch) -> _Running:
         if (now := self._idle.pop(epoch.name, None)) is None:
-            given = self._prototypes if self.phase in (None, epoch.name) else {}
+            given = self.prototypes if self.phase in (None, epoch.name) else {}
             now = _Running({name: _copied(metric) for name, metric in given.items()})
         store = epoch.store(self)
         now.begin(store.get("so_far"), is_sum(learner.loss_fn))
@@ -356,7 +357,7 @@ class Metrics(Shown):
         metrics = {
             name: self._together(name, [part["metrics"][name] for part in parts])
             for name in saved[0]["metrics"]
-            if name in self._prototypes
+            if name in self.prototypes
         }
         return {"so_far": {"fed": any(part["fed"] for part in parts), "metrics": metrics}}
 
@@ -364,7 +365,7 @@ class Metrics(Shown):
         """The state of a metric that holds what these hold; an empty one if there are none."""
         if len(parts) == 1:
             return parts[0]
-        metric = _copied(self._prototypes[name])
+        metric = _copied(self.prototypes[name])
         metric.reset()
         if parts:
             if not can_merge(metric):

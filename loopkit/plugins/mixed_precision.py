@@ -92,9 +92,11 @@ class MixedPrecision(Shown):
             "backoff_factor": backoff_factor,
             "growth_interval": growth_interval,
         }
-        self._min_scale = min_scale
-        self._device = "cpu"
-        self._scaler: torch.amp.GradScaler | None = None
+        self.min_scale = min_scale
+        self.device = "cpu"
+        """The kind of device that the models are on."""
+        self.scaler: torch.amp.GradScaler | None = None
+        """The scaler of the loss, if it is scaled."""
         self._state: dict[str, Any] = {}
         self._skipped = 0
         self._skipped_on_device: Tensor | None = None
@@ -109,12 +111,12 @@ class MixedPrecision(Shown):
     @property
     def own_updates(self) -> bool:
         """Whether it does its part where a phase updates in its own way: without scaling."""
-        return self._scaler is None
+        return self.scaler is None
 
     @property
     def loss_scale(self) -> float:
         """The scale now; reading it waits for the device."""
-        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     @property
     def skipped(self) -> int:
@@ -137,19 +139,19 @@ class MixedPrecision(Shown):
                 f"MixedPrecision: the parameters of model {name!r} are float64, which autocast leaves as they are, so "
                 f"it does not run in {self.dtype}: keep the model in float32, model.float(), or drop the plugin"
             )
-        self._device = next((p.device.type for m in learner.models.values() for p in m.parameters()), "cpu")
+        self.device = next((p.device.type for m in learner.models.values() for p in m.parameters()), "cpu")
         if self._dtype == "auto":
-            self._dtype = torch.bfloat16 if devices.computes_bfloat16(self._device) else torch.float16
-        if self._scaler is None and (self._scaling if self._scaling is not None else self.dtype == torch.float16):
-            self._scaler = torch.amp.GradScaler(self._device, **self._options)
+            self._dtype = torch.bfloat16 if devices.computes_bfloat16(self.device) else torch.float16
+        if self.scaler is None and (self._scaling if self._scaling is not None else self.dtype == torch.float16):
+            self.scaler = torch.amp.GradScaler(self.device, **self._options)
             if self._state:
-                self._scaler.load_state_dict(self._state)
+                self.scaler.load_state_dict(self._state)
         return model
 
     @hookimpl
     def epoch_context(self, phase: Phase) -> AbstractContextManager[Any] | None:
         """Take the flag from a fused optimizer, whatever was raised."""
-        if self._scaler is None or not phase.training:
+        if self.scaler is None or not phase.training:
             return None
         end = ExitStack()
         end.callback(self._take_flag)
@@ -163,23 +165,23 @@ class MixedPrecision(Shown):
         keep = step.epoch.keep(self)
         if "autocast" not in keep:  # one for all steps: to make it takes as long as to enter it
             cached = None if step.epoch.depth == 0 else False
-            keep["autocast"] = torch.autocast(self._device, self.dtype, cache_enabled=cached)
+            keep["autocast"] = torch.autocast(self.device, self.dtype, cache_enabled=cached)
         return keep["autocast"]  # type: ignore[no-any-return]
 
     @hookimpl(reads=("loss",), traced=())  # with scaling there is the scale, a tensor that no recording knows
     def backward_begin(self, step: Step) -> None:
         """Scale what backward starts from."""
-        if self._scaler is not None:
+        if self.scaler is not None:
             seed = step.seed
             if not isinstance(seed, Tensor):
                 dtype = torch.promote_types(step.loss.dtype, torch.float32)
                 seed = torch.full((), seed, dtype=dtype, device=step.loss.device)
-            step.seed = self._scaler.scale(seed)
+            step.seed = self.scaler.scale(seed)
 
     @hookimpl(writes=("grads",), after=("sync",), traced=())
     def update_begin(self, phase: Phase, step: Step) -> None:
         """Unscale the gradients, and vote to skip the update if they overflowed."""
-        scaler = self._scaler
+        scaler = self.scaler
         optimizer = step.optimizer
         if scaler is None:
             return
@@ -233,19 +235,19 @@ class MixedPrecision(Shown):
     @hookimpl(writes=("metrics.*/loss_scale", "metrics.*/skipped"))
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Adapt after an update that closed the epoch's last window; report."""
-        if self._scaler is not None and phase.training:
+        if self.scaler is not None and phase.training:
             self._adapt(epoch)
             learner.metrics[f"{phase.name}/loss_scale"] = self.loss_scale
             learner.metrics[f"{phase.name}/skipped"] = float(self.skipped)
 
     def _adapt(self, epoch: Epoch) -> None:
-        scaler = self._scaler
+        scaler = self.scaler
         if scaler is None or epoch.window_open or (found := epoch.store(self).pop("found", None)) is None:
             return
         scaler._per_optimizer_states[0]["found_inf_per_device"] = {found.device: found}
         scaler.update()
-        if self._min_scale and scaler._scale is not None:
-            scaler._scale.clamp_(min=self._min_scale)
+        if self.min_scale and scaler._scale is not None:
+            scaler._scale.clamp_(min=self.min_scale)
 
     def _take_flag(self) -> None:
         if self._flagged is not None:
@@ -254,12 +256,12 @@ class MixedPrecision(Shown):
 
     def options(self) -> dict[str, Any]:
         """The options it was made with."""
-        return {"dtype": self._dtype, "scaling": self._scaling, **self._options, "min_scale": self._min_scale}
+        return {"dtype": self._dtype, "scaling": self._scaling, **self._options, "min_scale": self.min_scale}
 
     def state_dict(self) -> dict[str, Any]:
         """The scaler's state and the count of skipped updates."""
         return {
-            "scaler": dict(self._state if self._scaler is None else self._scaler.state_dict()),
+            "scaler": dict(self._state if self.scaler is None else self.scaler.state_dict()),
             "skipped": self.skipped,
         }
 
@@ -268,5 +270,5 @@ class MixedPrecision(Shown):
         self._skipped = state["skipped"]
         self._skipped_on_device = None
         self._state = dict(state["scaler"])
-        if self._scaler is not None and self._state:
-            self._scaler.load_state_dict(self._state)
+        if self.scaler is not None and self._state:
+            self.scaler.load_state_dict(self._state)

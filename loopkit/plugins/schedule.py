@@ -95,12 +95,13 @@ class Schedule(Shown):
         self.key = key if attribute is None else attribute
         word = re.sub(r"\W+", "_", self.key).strip("_")
         self.name = name or ("schedule" if self.key == "lr" else f"schedule_{word}")
-        self._of_modules = attribute is not None
-        self._optimizer = optimizer
-        self._groups = groups
-        self._every = every
-        self._absolute = absolute
-        self._start = self.count = start
+        self.of_modules = attribute is not None
+        """Whether it sets an attribute of modules, whose pattern is then ``key``."""
+        self.optimizer = optimizer
+        self.groups = groups
+        self.every = every
+        self.absolute = absolute
+        self.start = self.count = start
         """How far the schedule is: the k in force."""
         self._kept = KeptValues()
         """The bases, by place."""
@@ -121,11 +122,11 @@ class Schedule(Shown):
 
     def owns(self) -> tuple[str, ...]:
         """The hyperparameter of these optimizers and groups, or the attribute of these modules."""
-        if self._of_modules:
+        if self.of_modules:
             pattern, _, attribute = self.key.rpartition(".")
             return (f"model.{attribute}.{pattern.replace('.', '/')}",)
         key, _, index = self.key.partition("[")
-        state = f"optimizer.{key}.{self._optimizer}.{self._groups.replace('.', '_')}"
+        state = f"optimizer.{key}.{self.optimizer}.{self.groups.replace('.', '_')}"
         return (f"{state}.{index.rstrip(']')}" if index else state,)
 
     @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
@@ -133,7 +134,7 @@ class Schedule(Shown):
         """Take over what the user changed since the last fit; give a schedule over the whole fit its length."""
         fit = learner.current
         found = self._found(learner, self._chosen(learner))
-        if not (self._of_modules and self._loaded):  # no state holds an attribute: it is the script's, not the user's
+        if not (self.of_modules and self._loaded):  # no state holds an attribute: it is the script's, not the user's
             self._kept.look(found, new=fit is None or not fit.resumed)
         self._loaded = False
         self._writers = []
@@ -141,9 +142,9 @@ class Schedule(Shown):
             planned = self._planned(learner)
             if fit is not None and fit.resumed and self._whole_fit is not None:
                 origin = self._whole_fit[0]  # the fit goes on, be it with another length
-                self._whole_fit = (origin, planned + (0 if origin else self._start))
+                self._whole_fit = (origin, planned + (0 if origin else self.start))
             else:
-                origin = 0 if self.count == self._start else self.count
+                origin = 0 if self.count == self.start else self.count
                 self._whole_fit = (origin, self.count - origin + planned)
             self._resolve()
 
@@ -151,13 +152,13 @@ class Schedule(Shown):
         planned = None if learner.current is None else learner.current.result.planned
         total = None
         if planned is not None:
-            total = planned.updates if self._every == "update" else planned.epochs
+            total = planned.updates if self.every == "update" else planned.epochs
         if total is None:
-            give = "epochs= and data with len(), or max_updates=" if self._every == "update" else "epochs="
+            give = "epochs= and data with len(), or max_updates=" if self.every == "update" else "epochs="
             raise ValueError(
-                f"plugin {self.name!r}: {self.schedule!r} spans the whole fit, whose number of {self._every}s cannot "
+                f"plugin {self.name!r}: {self.schedule!r} spans the whole fit, whose number of {self.every}s cannot "
                 f"be known: give the schedule updates=, or give fit {give} (of learner.rounds: "
-                f"planned=Planned({self._every}s=...))"
+                f"planned=Planned({self.every}s=...))"
             )
         return total
 
@@ -180,7 +181,7 @@ class Schedule(Shown):
     @hookimpl(writes=lambda plugin: plugin.owns())
     def update_end(self, learner: Learner, step: Step) -> None:
         """Advance to the next update; other optimizers, whose updates of this step may come later, at its end."""
-        if self._every == "update" and step.optimizer_name == self._leader:
+        if self.every == "update" and step.optimizer_name == self._leader:
             self.count += 1
             if self._whole_fit is not None and self.count == sum(self._whole_fit) + 1:
                 warn(
@@ -208,7 +209,7 @@ class Schedule(Shown):
         """Advance to the next epoch."""
         if phase.training:
             self.step_end(learner)  # the last window may have been updated after its step
-            if self._every == "epoch":
+            if self.every == "epoch":
                 self.count += 1
                 self._set(learner)
             self._kept.note(self._places)
@@ -232,14 +233,14 @@ class Schedule(Shown):
         assert self._call is not None
         value = self._call(self.count)
         for base, write in self._writers[: self._leads if first else None]:
-            write(value if self._absolute else base * value)
+            write(value if self.absolute else base * value)
 
     def _find(self, learner: Learner) -> None:
         """Find the places of the value, and their own values."""
         chosen = self._chosen(learner)
         self._places = self._found(learner, chosen)
         self._leader = next(iter(chosen), "")
-        self._seen = [] if self._of_modules else [(o, o.param_groups, len(o.param_groups)) for o in chosen.values()]
+        self._seen = [] if self.of_modules else [(o, o.param_groups, len(o.param_groups)) for o in chosen.values()]
         self._writers = [(self._kept.find(place), place.write) for place in self._places]
         if not self._writers:
             raise self._nothing(learner)
@@ -247,7 +248,7 @@ class Schedule(Shown):
 
     def _chosen(self, learner: Learner) -> dict[str, Optimizer]:
         """The optimizers whose groups it looks at."""
-        return {n: o for n, o in learner.optimizers.items() if self._of_modules or fnmatchcase(n, self._optimizer)}
+        return {n: o for n, o in learner.optimizers.items() if self.of_modules or fnmatchcase(n, self.optimizer)}
 
     def _found(self, learner: Learner, chosen: Mapping[str, Optimizer]) -> list[Place]:
         """Where the value goes; of an optimizer that was not there before, the own values are looked up anew.
@@ -268,7 +269,7 @@ class Schedule(Shown):
         return places
 
     def _look(self, learner: Learner, optimizers: Mapping[str, Optimizer]) -> Iterator[Place]:
-        if self._of_modules:
+        if self.of_modules:
             pattern, _, attribute = self.key.rpartition(".")
             for name, module in named_modules(learner.models):
                 if matches(pattern, name) and hasattr(module, attribute):
@@ -280,7 +281,7 @@ class Schedule(Shown):
         at = int(index.rstrip("]")) if index else None
         for name, optimizer in optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
-                if fnmatchcase(str(group.get("name", number)), self._groups) and key in group:
+                if fnmatchcase(str(group.get("name", number)), self.groups) and key in group:
                     place = f"{name}.{number}.{self.key}"
                     if at is None:
                         yield Place(place, partial(group.__getitem__, key), setter(group, key))
@@ -298,23 +299,23 @@ class Schedule(Shown):
 
     def _nothing(self, learner: Learner) -> PluginError:
         where = f"plugin {self.name!r}: "
-        if self._of_modules:
+        if self.of_modules:
             return PluginError(f"{where}attribute {nothing_matches(self.key, self._attributes(learner))}")
-        optimizers = {n: o for n, o in learner.optimizers.items() if fnmatchcase(n, self._optimizer)}
+        optimizers = {n: o for n, o in learner.optimizers.items() if fnmatchcase(n, self.optimizer)}
         if not optimizers:
-            return PluginError(f"{where}optimizer pattern {nothing_matches(self._optimizer, learner.optimizers)}")
+            return PluginError(f"{where}optimizer pattern {nothing_matches(self.optimizer, learner.optimizers)}")
         groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
         keys = sorted({key for group in groups for key in group if key != "params"})
         if self.key.partition("[")[0] not in keys:
             return PluginError(f"{where}hyperparameter {nothing_matches(self.key, keys)}")
         labels = [str(g.get("name", i)) for o in optimizers.values() for i, g in enumerate(o.param_groups)]
-        return PluginError(f"{where}group pattern {nothing_matches(self._groups, labels)} (with {self.key!r})")
+        return PluginError(f"{where}group pattern {nothing_matches(self.groups, labels)} (with {self.key!r})")
 
     def options(self) -> dict[str, Any]:
         """The options it was made with."""
-        what = {"attribute": self.key} if self._of_modules else {"key": self.key}
-        where = {"optimizer": self._optimizer, "groups": self._groups, "every": self._every}
-        rest = {"absolute": self._absolute, "start": self._start, "name": self.name}
+        what = {"attribute": self.key} if self.of_modules else {"key": self.key}
+        where = {"optimizer": self.optimizer, "groups": self.groups, "every": self.every}
+        rest = {"absolute": self.absolute, "start": self.start, "name": self.name}
         return {"schedule": self.schedule, "key": "lr", "attribute": None, **what, **where, **rest}
 
     def state_dict(self) -> dict[str, Any]:
@@ -432,9 +433,10 @@ class TorchSchedule(Shown):
         self.name = name
         self.scheduler = scheduler if isinstance(scheduler, LRScheduler) else None
         self._check(self.scheduler)
-        self._given = scheduler
-        self._optimizer = optimizer
-        self._every = every
+        self.given = scheduler
+        """The scheduler, or the function that makes one."""
+        self.optimizer = optimizer
+        self.every = every
         self._state: dict[str, Any] | None = None
         self._stepping = self._bound = False
         self._leader = ""
@@ -450,15 +452,15 @@ class TorchSchedule(Shown):
         keys = ["lr"]
         if getattr(self.scheduler, "cycle_momentum", False):
             keys += ["momentum", "betas"]
-        return tuple(f"optimizer.{key}.{self._optimizer or '*'}" for key in keys)
+        return tuple(f"optimizer.{key}.{self.optimizer or '*'}" for key in keys)
 
     def own_keys(self) -> tuple[str, ...]:
         """The keys that it reads before a scheduler is made: all that a scheduler may set."""
-        return tuple(f"optimizer.{key}.{self._optimizer or '*'}" for key in KEYS)
+        return tuple(f"optimizer.{key}.{self.optimizer or '*'}" for key in KEYS)
 
     def makes(self) -> tuple[str, ...]:
         """The keys that a scheduler sets when it is made, with its own notes in the groups."""
-        return (*self.owns(), *(f"optimizer.{key}.{self._optimizer or '*'}" for key in NOTES))
+        return (*self.owns(), *(f"optimizer.{key}.{self.optimizer or '*'}" for key in NOTES))
 
     @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
     def fit_begin(self, learner: Learner) -> None:
@@ -502,7 +504,7 @@ class TorchSchedule(Shown):
 
     def _unbind(self) -> None:
         """The learner has a new optimizer: make the scheduler anew for it, if that can be."""
-        if self.scheduler is not self._given:
+        if self.scheduler is not self.given:
             self.scheduler = None
             self._state = None
         self._kept = KeptValues()
@@ -536,7 +538,7 @@ class TorchSchedule(Shown):
         kept = [{key: deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
         if self._state is None:
             self._name_earlier(groups)
-        made = self._given(optimizer)  # type: ignore[operator]
+        made = self.given(optimizer)  # type: ignore[operator]
         self._check(made)
         if not isinstance(made, LRScheduler):
             raise PluginError(f"plugin {self.name!r}: its function returned {made!r}: it must return a scheduler")
@@ -559,9 +561,9 @@ class TorchSchedule(Shown):
                 )
 
     def _name(self, learner: Learner) -> str:
-        if self._optimizer is None and len(learner.optimizers) > 1:
+        if self.optimizer is None and len(learner.optimizers) > 1:
             raise PluginError(f"plugin {self.name!r}: choose one with optimizer=... ({', '.join(learner.optimizers)})")
-        return self._optimizer or next(iter(learner.optimizers), "optimizer")
+        return self.optimizer or next(iter(learner.optimizers), "optimizer")
 
     def _watch(self, scheduler: LRScheduler) -> None:
         """Warn of the first step that is not this plugin's."""
@@ -571,7 +573,7 @@ class TorchSchedule(Shown):
             if not self._stepping:
                 caller = sys._getframe(1)
                 warn(
-                    f"{type(scheduler).__name__} is stepped twice: by plugin {self.name!r} after every {self._every}, "
+                    f"{type(scheduler).__name__} is stepped twice: by plugin {self.name!r} after every {self.every}, "
                     f"and in {caller.f_code.co_filename}, line {caller.f_lineno}: remove one"
                 )
                 scheduler.step = step  # type: ignore[method-assign]
@@ -582,13 +584,13 @@ class TorchSchedule(Shown):
     @hookimpl(writes=lambda plugin: plugin.owns())
     def update_end(self, step: Step) -> None:
         """Step it."""
-        if self._every == "update" and step.optimizer_name == self._leader:
+        if self.every == "update" and step.optimizer_name == self._leader:
             self._step()
 
     @hookimpl(writes=lambda plugin: plugin.owns())
     def epoch_end(self, phase: Phase) -> None:
         """Step it."""
-        if self._every == "epoch" and phase.training:
+        if self.every == "epoch" and phase.training:
             self._step()
         if phase.training:
             self._kept.note(self._places())
@@ -609,8 +611,8 @@ class TorchSchedule(Shown):
 
     def options(self) -> dict[str, Any]:
         """The options it was made with."""
-        where = {"optimizer": self._optimizer, "every": self._every, "name": self.name}
-        return {"scheduler": self._given, **where}
+        where = {"optimizer": self.optimizer, "every": self.every, "name": self.name}
+        return {"scheduler": self.given, **where}
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own state.
@@ -726,7 +728,7 @@ class Plateau(Shown):
         self.name = name
         self.monitor = monitor
         self.mode = checked_mode("Plateau", mode)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._options = options
         self._schedulers: dict[str, ReduceLROnPlateau] = {}
         self._states: dict[str, dict[str, Any]] = {}
@@ -737,7 +739,7 @@ class Plateau(Shown):
 
     def owns(self) -> tuple[str, ...]:
         """The learning rate of its optimizers."""
-        return (f"optimizer.lr.{self._optimizer}",)
+        return (f"optimizer.lr.{self.optimizer}",)
 
     @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
     def fit_begin(self, learner: Learner) -> None:
@@ -778,7 +780,7 @@ class Plateau(Shown):
     def _make(self, learner: Learner) -> None:
         mode = direction(self, learner.plugins.values())
         for name, optimizer in learner.optimizers.items():
-            if not fnmatchcase(name, self._optimizer):
+            if not fnmatchcase(name, self.optimizer):
                 continue
             known = self._schedulers.get(name)
             if known is not None and known.optimizer is not optimizer:  # the learner has a new one
@@ -793,7 +795,7 @@ class Plateau(Shown):
                     self._schedulers[name].load_state_dict(deepcopy(self._states[name]))
         if not self._schedulers:
             where = f"plugin {self.name!r}: optimizer pattern"
-            raise PluginError(f"{where} {nothing_matches(self._optimizer, learner.optimizers)}")
+            raise PluginError(f"{where} {nothing_matches(self.optimizer, learner.optimizers)}")
 
     def state_dict(self) -> dict[str, Any]:
         """The schedulers' own states."""

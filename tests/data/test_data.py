@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import doctest
 import itertools
 import json
@@ -1196,3 +1197,22 @@ def test_own_loader_refuses_what_it_cannot_wrap_or_choose() -> None:
         from_function(3, lambda index: index).set_indices([0, 0, 0])
     with pytest.raises(LoaderError, match="steps is 0"):
         loopkit.data.Loader.__init__(Twice.__new__(Twice), shuffled_numbers(), steps=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TensorLoader(torch.arange(12), batch_size=4, shuffle=True),
+        lambda: TensorLoader(torch.arange(12), batch_size=4).map(lambda batch: batch + 1),
+        lambda: ResumableSampler(12),
+    ],
+    ids=["loader", "map", "sampler"],
+)
+def test_copy_of_a_loader_moves_on_its_own(make):
+    loader = make()
+    next(iter(loader))
+    state = loader.state_dict()
+    copied = copy.copy(loader)
+    list(copied)
+    assert loader.state_dict() == state
+    assert copied.state_dict() != state

@@ -463,7 +463,7 @@ def test_options_that_do_not_fit_are_refused(options, message, counter):
 
 def test_option_that_is_named_as_the_positional_ones_takes_a_list():
     plugin = discovery.make_plugin({"metrics": {"metrics": [Accuracy()], "top": Accuracy()}})
-    assert list(plugin._prototypes) == ["loss", "accuracy", "top"]
+    assert list(plugin.prototypes) == ["loss", "accuracy", "top"]
     with pytest.raises(
         PluginError, match=r"plugin 'metrics' of loopkit-engine \S+: metrics is Accuracy\(\): it takes a list"
     ):

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from loopkit import criteria
 from loopkit import metrics as own_metrics
-from loopkit.author import covers, declared, devices, implemented, is_sum, named_modules, unwrapped
+from loopkit.author import covers, declared, devices, implemented, is_sum, named_modules, options_of, unwrapped
 from loopkit.plugins import (
     ChannelsLast,
     Checkpoint,
@@ -69,6 +69,8 @@ REASONS = {
     "SkipSpikes": "which steps it skips depends on the losses of the last ones",
 }
 OWN_CODE = 'its own code does the work; if that leaves the training as it is, give its class provides = "observer"'
+OF_SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+"""The options of `MixedPrecision` that its scaler takes."""
 SINGLE = (EarlyStopping, Metrics, Plateau, TorchSchedule, WeightAverage)
 
 
@@ -150,8 +152,8 @@ def _channels_last(plugin: ChannelsLast, draft: Draft) -> None:
 @writes(Freeze)
 def _freeze(plugin: Freeze, draft: Draft) -> None:
     model = draft.learner.models["model"]
-    thaws = plugin._thaws
-    names = dict(plugin._own)
+    thaws = plugin.epochs
+    names = dict(plugin.names)
     for place in _together(model, set(names)):
         draft.add("model", f"{place}.requires_grad_(False)")
     for epoch in sorted(set(thaws.values())):
@@ -160,7 +162,7 @@ def _freeze(plugin: Freeze, draft: Draft) -> None:
         if thawed:
             lines = [f"{place}.requires_grad_(True)" for place in _together(model, thawed)]
             draft.add("modes", f"if epoch == {epoch}:", *(TAB + line for line in lines))
-    if not plugin._norms:
+    if not plugin.norms:
         return
     found: dict[nn.Module, list[str]] = {}
     for path, module in named_modules(draft.learner.models):
@@ -181,13 +183,13 @@ def _freeze(plugin: Freeze, draft: Draft) -> None:
 
 def _frozen_until(plugin: Freeze, module: nn.Module, paths: list[str]) -> float:
     """The epoch in which a norm is no longer frozen; 0 if it never is frozen, infinite if it always is."""
-    for epoch in (0, *sorted(set(plugin._thaws.values())), math.inf):
-        thawed = [pattern for pattern, at in plugin._thaws.items() if at <= epoch]
+    for epoch in (0, *sorted(set(plugin.epochs.values())), math.inf):
+        thawed = [pattern for pattern, at in plugin.epochs.items() if at <= epoch]
         own = list(module.parameters(recurse=False))
         if own:
-            frozen = all(p in plugin._own and not _covered(thawed, plugin._own[p]) for p in own)
+            frozen = all(p in plugin.names and not _covered(thawed, plugin.names[p]) for p in own)
         else:
-            frozen = _covered(plugin._patterns, paths) and not _covered(thawed, paths)
+            frozen = _covered(plugin.covered, paths) and not _covered(thawed, paths)
         if not frozen:
             return epoch
     return math.inf
@@ -219,7 +221,7 @@ def _path(model: nn.Module, module: nn.Module) -> str:
 @writes(EvalMode)
 def _eval_mode(plugin: EvalMode, draft: Draft) -> None:
     model = draft.learner.models["model"]
-    chosen = [m for path, m in named_modules(draft.learner.models) if _covered(plugin._patterns, [path])]
+    chosen = [m for path, m in named_modules(draft.learner.models) if _covered(plugin.patterns, [path])]
     inner = {each for module in chosen for each in module.modules() if each is not module}
     draft.add("modes", *(f"{_path(model, m)}.eval()" for m in dict.fromkeys(chosen) if m not in inner))
 
@@ -230,16 +232,18 @@ def _eval_mode(plugin: EvalMode, draft: Draft) -> None:
 @writes(MixedPrecision)
 def _mixed_precision(plugin: MixedPrecision, draft: Draft) -> None:
     if plugin.dtype != torch.float32:
-        draft.autocast = f"{quoted(plugin._device)}, dtype={plugin.dtype!r}"
-    if plugin._scaler is None:
+        draft.autocast = f"{quoted(plugin.device)}, dtype={plugin.dtype!r}"
+    if plugin.scaler is None:
         return
     if getattr(draft.learner.optimizer, "_step_supports_amp_scaling", False):
         raise NoWrittenForm("a fused optimizer skips overflows on the device, where the script cannot count them")
+    given = options_of(plugin)
     defaults = inspect.signature(MixedPrecision).parameters
-    options = {key: value for key, value in plugin._options.items() if value != defaults[key].default}
-    more = "".join(f", {key}={literal(value)}" for key, value in options.items())
-    draft.add("setup", f"scaler = torch.amp.GradScaler({quoted(plugin._device)}{more})")
-    draft.scaling, draft.min_scale = True, plugin._min_scale
+    changed = [key for key in OF_SCALER if given[key] != defaults[key].default]
+    more = "".join(f", {key}={literal(given[key])}" for key in changed)
+    draft.add("setup", f"scaler = torch.amp.GradScaler({quoted(plugin.device)}{more})")
+    draft.scaling = True
+    draft.min_scale = plugin.min_scale
 
 
 @writes(StopOnNonFinite)
@@ -249,7 +253,7 @@ def _stop_on_non_finite(plugin: StopOnNonFinite, draft: Draft) -> None:
     gradients = bool(plugin.gradients)
     if gradients and _scales(draft):
         raise NoWrittenForm("gradients=True together with loss scaling")
-    late = draft.device.type != "cpu" if plugin._late is None else plugin._late
+    late = draft.device.type != "cpu" if plugin.late is None else plugin.late
     if late and any(isinstance(each, Metrics) for each in draft.learner.plugins.values()):
         draft.notes.append("An infinite or undefined loss is noticed at the end of the epoch.")
         draft.add(
@@ -276,7 +280,7 @@ def _stop_on_non_finite(plugin: StopOnNonFinite, draft: Draft) -> None:
 
 def _scales(draft: Draft) -> bool:
     plugins = draft.learner.plugins.values()
-    return any(isinstance(plugin, MixedPrecision) and plugin._scaler is not None for plugin in plugins)
+    return any(isinstance(plugin, MixedPrecision) and plugin.scaler is not None for plugin in plugins)
 
 
 # Gradients
@@ -336,25 +340,25 @@ def _grad_norm(plugin: GradNorm, draft: Draft) -> None:
 
 @writes(Schedule)
 def _schedule(plugin: Schedule, draft: Draft) -> None:
-    if plugin._of_modules:
+    if plugin.of_modules:
         raise NoWrittenForm(f"it sets an attribute of modules, {plugin.key!r}")
     key, _, index = plugin.key.partition("[")
     groups = draft.learner.optimizer.param_groups
     chosen = [
         number
         for number, group in enumerate(groups)
-        if fnmatchcase(str(group.get("name", number)), plugin._groups) and key in group
+        if fnmatchcase(str(group.get("name", number)), plugin.groups) and key in group
     ]
     at = int(index.rstrip("]")) if index else None
     for group in (groups[i] for i in chosen):
         value = group[key] if at is None else group[key][at]
         if isinstance(value, torch.Tensor):
             raise NoWrittenForm(f"{plugin.key!r} is a tensor in this optimizer")
-    if not chosen or not fnmatchcase("optimizer", plugin._optimizer):
+    if not chosen or not fnmatchcase("optimizer", plugin.optimizer):
         raise NoWrittenForm("it matches no parameter group")
     written = formula(plugin.schedule, draft.imports)
     word = identifier(plugin.key)
-    kind = "value" if plugin._absolute else "factor"
+    kind = "value" if plugin.absolute else "factor"
     stem = draft.name(word)
     name = f"{stem}_{kind}"
     total = _total(plugin, draft, written.total)
@@ -371,12 +375,12 @@ def _schedule(plugin: Schedule, draft: Draft) -> None:
         draft.add("setup", f"{stem}_groups = [optimizer.param_groups[i] for i in {literal(chosen)}]")
         members = f"{stem}_groups"
     item = f'group["{key}"]' if at is None else f'group["{key}"][{at}]'
-    if not plugin._absolute:
+    if not plugin.absolute:
         draft.add("setup", f"base_{stem} = [{item} for group in {members}]")
 
     def put(k: str) -> list[str]:
-        value = f"{name}({k}{rest})" if plugin._absolute else f"base * {name}({k}{rest})"
-        loop = f"for group in {members}:" if plugin._absolute else f"for group, base in zip({members}, base_{stem}):"
+        value = f"{name}({k}{rest})" if plugin.absolute else f"base * {name}({k}{rest})"
+        loop = f"for group in {members}:" if plugin.absolute else f"for group, base in zip({members}, base_{stem}):"
         if at is None:
             return [loop, f'{TAB}group["{key}"] = {value}']
         return [
@@ -386,9 +390,9 @@ def _schedule(plugin: Schedule, draft: Draft) -> None:
             f'{TAB}group["{key}"] = tuple(items)',
         ]
 
-    draft.add("setup", *put(str(plugin._start)))
-    more = f"{plugin._start} + " if plugin._start else ""
-    if plugin._every == "update":
+    draft.add("setup", *put(str(plugin.start)))
+    more = f"{plugin.start} + " if plugin.start else ""
+    if plugin.every == "update":
         draft.counts_updates = True
         draft.add("updated", *put(f"{more}updates"))
     else:
@@ -400,22 +404,22 @@ def _total(plugin: Schedule, draft: Draft, needed: bool) -> str:
     if not needed:
         return ""
     limits = draft.limits
-    if plugin._every == "epoch":
+    if plugin.every == "epoch":
         if limits.whole is None:
             raise NoWrittenForm("its schedule spans the whole fit, whose number of epochs is open: give epochs")
-        return str(limits.whole + plugin._start)
+        return str(limits.whole + plugin.start)
     if limits.whole is None and limits.max_steps is None and limits.max_updates is None:
         raise NoWrittenForm("its schedule spans the whole fit, whose number of updates is open: give epochs")
     draft.whole_fit = True
-    return f"{plugin._start} + total_updates" if plugin._start else "total_updates"
+    return f"{plugin.start} + total_updates" if plugin.start else "total_updates"
 
 
 @writes(TorchSchedule)
 def _torch_schedule(plugin: TorchSchedule, draft: Draft) -> None:
-    if plugin._given is plugin.scheduler:
+    if plugin.given is plugin.scheduler:
         raise NoWrittenForm("the scheduler is an object already; give a class or a functools.partial of one")
-    draft.add("setup", f"scheduler = {call_of(plugin._given, 'optimizer', draft.imports)}")
-    draft.add("updated" if plugin._every == "update" else "train_end", "scheduler.step()")
+    draft.add("setup", f"scheduler = {call_of(plugin.given, 'optimizer', draft.imports)}")
+    draft.add("updated" if plugin.every == "update" else "train_end", "scheduler.step()")
 
 
 @writes(Plateau)
@@ -430,7 +434,10 @@ def _plateau(plugin: Plateau, draft: Draft) -> None:
         raise NoWrittenForm(f"its metric is of phase {phase!r}")
     draft.imports.add("from torch.optim.lr_scheduler import ReduceLROnPlateau")
     mode = criteria.direction(plugin, draft.learner.plugins.values())
-    options = {**({} if mode == "min" else {"mode": mode}), **plugin._options}
+    of_plugin = inspect.signature(Plateau).parameters
+    options = {name: value for name, value in options_of(plugin).items() if name not in of_plugin}
+    if mode != "min":
+        options = {"mode": mode, **options}
     more = "".join(f", {key}={literal(value)}" for key, value in options.items())
     draft.add("setup", f"plateau = ReduceLROnPlateau(optimizer{more})")
     draft.add("val_over" if phase == "val" else "train_end", f"plateau.step(metrics[{quoted(plugin.monitor)}])")
@@ -492,13 +499,13 @@ def _weight_average(plugin: WeightAverage, draft: Draft) -> None:
 
 @writes(EarlyStopping)
 def _early_stopping(plugin: EarlyStopping, draft: Draft) -> None:
-    phase = plugin._phase
+    phase = plugin.phase
     if phase == "val" and not draft.val:
         draft.notes.append(f"{plugin.name} never acts, since there is no validation.")
         return
     if phase not in ("train", "val"):
         raise NoWrittenForm(f"its metric is of phase {phase!r}")
-    criterion = plugin._given
+    criterion = plugin.given
     low = not plugin.needs_mode or criteria.direction(plugin, draft.learner.plugins.values()) == "min"
     draft.imports.add("import math")
     worst = "math.inf" if low else "-math.inf"
@@ -507,7 +514,7 @@ def _early_stopping(plugin: EarlyStopping, draft: Draft) -> None:
     better = f"math.isfinite(value) and value {sign} best"
     keep = []
     if plugin.restore_best:
-        where = "" if plugin._device is None else f".to({quoted(str(plugin._device))}, copy=True)"
+        where = "" if plugin.best_device is None else f".to({quoted(str(plugin.best_device))}, copy=True)"
         tensors = "tensors = [*model.parameters(), *model.buffers()]"
         keep = [tensors, f"best_weights = [t.detach(){where or '.clone()'} for t in tensors]"]
         draft.add("setup", "best_weights = None")
@@ -572,7 +579,7 @@ def _early_stopping(plugin: EarlyStopping, draft: Draft) -> None:
 @writes(Metrics)
 def _metrics(plugin: Metrics, draft: Draft) -> None:
     for phase in ("train", "val") if draft.val else ("train",):
-        made = [_accumulator(phase, name, metric, draft) for name, metric in plugin._prototypes.items()]
+        made = [_accumulator(phase, name, metric, draft) for name, metric in plugin.prototypes.items()]
         draft.metrics[phase] = [each for each in made if each is not None]
 
 

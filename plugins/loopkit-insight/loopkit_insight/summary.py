@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from loopkit.author import aligned, count_of_bytes, generators, html, paragraph
+from loopkit.author import aligned, count_of_bytes, generators, html, paragraph, registry_of
 from loopkit.errors import PhaseError
 from loopkit.phases import Phase, PredictionPhase
 
@@ -130,7 +130,7 @@ def summarize(
                 f"does not, or none"
             )
         _refuse_lazy(learner)
-        move = learner._core.registry.plan(chosen).move_batch if chosen.name in learner.phases else None
+        move = registry_of(learner).plan(chosen).move_batch if chosen.name in learner.phases else None
         with _as_it_was(learner):
             moved = batch if move is None else move(batch, 0)
             data = tuple(_data(moved, "batch"))
@@ -160,7 +160,7 @@ def _run(learner: Learner, phase: Phase, batch: Any) -> dict[nn.Module, list[str
             if not isinstance(module, torch.jit.ScriptModule):
                 stack.callback(module.register_forward_hook(note).remove)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(learner._core.models.unwrapped())  # a wrapper may talk to other processes
+        stack.enter_context(learner.models.unwrapped())  # a wrapper may talk to other processes
         bare.run(phase, [batch])
     return calls
 

@@ -113,7 +113,6 @@ def own_position(data: Any) -> Any:
     """The same data, in a copy where iterating moves the object's state."""
     if isinstance(data, Loader):
         data = copy.copy(data)
-        data._place = copy.copy(data._place)
     elif isinstance(data, DataLoader):
         data = copy.copy(data)
         data._iterator = None  # persistent workers
@@ -134,7 +133,7 @@ def as_before(learner: Learner, data: Any) -> Iterator[None]:
     keep(devices.set_generator_states, devices.generator_states())
     for each in reached(data):
         if isinstance(each, ResumableSampler):
-            keep(vars(each).update, {**vars(each), "_place": copy.copy(vars(each)["_place"])})
+            keep(vars(each).update, vars(copy.copy(each)))
         elif isinstance(each, torch.Generator):
             keep(each.set_state, each.get_state())
         elif isinstance(each, random.Random) and not isinstance(each, random.SystemRandom):

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 import loopkit.engine
 from loopkit import Step
-from loopkit.author import EVERYTHING, Entry, Target
+from loopkit.author import EVERYTHING, Entry, Target, registry_of
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit_testing.bits import Bits, tensors_in
@@ -72,7 +72,7 @@ class AccessWatch:
     @contextmanager
     def entered(self, hook: str) -> Iterator[None]:
         """Charge to this hook what happens inside."""
-        entries = [impl.entry for impl in self.learner._core.registry.implementations(hook)]
+        entries = [impl.entry for impl in registry_of(self.learner).implementations(hook)]
         self._hooks.append(hook)
         self._calls.append(next(entry for entry in entries if entry.plugin == self.plugin))
         try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from loopkit.author import devices, hooks
+from loopkit.author import devices, hooks, registry_of
 from loopkit.engine.compile.order import Entry
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import Event, StepCancelled, UpdateSkipped
@@ -137,11 +137,6 @@ class Bench(Learner):
         """The events that come in every epoch of the training phase."""
         events = dict.fromkeys(self.phases[self.case.train_phase].events())
         return [event for event in events if event not in (StepCancelled, UpdateSkipped)]
-
-
-def registry_of(learner: Learner) -> Any:
-    """The registry of a learner's plugins."""
-    return learner._core.registry
 
 
 def entries(learner: Learner, plugin: str) -> list[tuple[str, Entry]]:

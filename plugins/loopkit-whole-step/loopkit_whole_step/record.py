@@ -83,23 +83,23 @@ class Places:
 
     def __init__(self, value: Any, given: dict[int, int], outputs: list[Tensor], what: str) -> None:
         leaves, self._spec = tree_flatten(value)
-        self._marks: list[tuple[str, Any]] = []
+        self.marks: list[tuple[str, Any]] = []
         self.kind, self.only = "", 0
         """Where it comes from, if it is no more than one leaf."""
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 if leaf is not None and not isinstance(leaf, (bool, int, float, str)):
                     raise Refused(f"{what} is a {type(leaf).__name__}, which holds tensors where they cannot be seen")
-                self._marks.append(("constant", leaf))
+                self.marks.append(("constant", leaf))
             elif id(leaf) in given:
-                self._marks.append(("batch", given[id(leaf)]))
+                self.marks.append(("batch", given[id(leaf)]))
             else:
                 at = next((i for i, output in enumerate(outputs) if output is leaf), len(outputs))
                 if at == len(outputs):
                     outputs.append(leaf)
-                self._marks.append(("output", at))
+                self.marks.append(("output", at))
         if len(leaves) == 1 and leaves[0] is value:
-            self.kind, self.only = self._marks[0]
+            self.kind, self.only = self.marks[0]
 
     def made(self, outputs: Sequence[Any], batch: Sequence[Any]) -> Any:
         """The structure, of a graph's outputs and a batch's tensors."""
@@ -108,7 +108,7 @@ class Places:
                 outputs[self.only] if self.kind == "output" else batch[self.only] if self.kind == "batch" else self.only
             )
         held = {"output": outputs, "batch": batch}
-        return tree_unflatten([at if kind == "constant" else held[kind][at] for kind, at in self._marks], self._spec)
+        return tree_unflatten([at if kind == "constant" else held[kind][at] for kind, at in self.marks], self._spec)
 
 
 class Ends:
@@ -209,7 +209,7 @@ class Recording:
         self._owners, self._ends = self.hooks.owners, {hook.plugin for hook in self.hooks.ends}
         self._devices = devices.types()
         self._epoch: Callable[[], Epoch | None] = lambda: None
-        self._metrics: list[Metric] = []
+        self.fed_metrics: list[Metric] = []
         self._pointers: list[int] = []
         """Where the inputs were that were found to be of their kinds."""
         self._grads = 0
@@ -245,7 +245,7 @@ class Recording:
         """The inputs of the graph now: the learner's tensors, rates, states of metrics and windows, and the batch."""
         if epoch is not self._epoch():
             every = self.metrics(epoch)
-            self._epoch, self._metrics = (
+            self._epoch, self.fed_metrics = (
                 weakref.ref(epoch),
                 [every[name][i] for name, at in self.fed.items() for i in at],
             )
@@ -257,7 +257,7 @@ class Recording:
 
     def tensors_of_metrics(self) -> list[tuple[Metric, Tensor]]:
         """The tensors of the fed metrics, each with its metric."""
-        return [(metric, value) for metric in self._metrics for value in _tensors(metric).values()]
+        return [(metric, value) for metric in self.fed_metrics for value in _tensors(metric).values()]
 
     def standing(self, learner: Learner) -> list[Tensor] | None:
         """The learner's tensors; None if something that the graph holds for constant has changed."""
@@ -417,16 +417,16 @@ class Recording:
         tensors = [next(given).detach().requires_grad_(each.requires_grad) for each in live]
         state = [next(given) for _ in cells.state()]
         rates = [next(given) for _ in self.rates]
-        held = [{key: next(given) for key in _tensors(metric)} for metric in self._metrics]
+        held = [{key: next(given) for key in _tensors(metric)} for metric in self.fed_metrics]
         grads = [next(given) if window.steps and p.grad is not None else None for p in self.params()]
         found = list(given)
         before = [(each, each._version, each.clone()) for each in flat] if self._has_votes() else []
         leaves = list(self.batch[0])
         for at, leaf in zip(self.where, found, strict=True):
             leaves[at] = leaf
-        for metric, values in zip(self._metrics, held, strict=True):
+        for metric, values in zip(self.fed_metrics, held, strict=True):
             metric.load_state_dict(values)
-        loaded = [_tensors(metric) for metric in self._metrics]
+        loaded = [_tensors(metric) for metric in self.fed_metrics]
         votes: list[Tensor] = []
         ends = Ends(self.hooks.sets)
         with cells.replaced(tensors, [_wide(each) for each in state], rates):
@@ -506,7 +506,7 @@ class Recording:
     def _write_metrics(self, held: list[dict[str, Tensor]], loaded: list[dict[str, Tensor]]) -> list[bool]:
         """Write what metrics have come to; returns which have been fed."""
         changed = []
-        for metric, old, before in zip(self._metrics, held, loaded, strict=True):
+        for metric, old, before in zip(self.fed_metrics, held, loaded, strict=True):
             now = _tensors(metric)
             changed.append(any(now[key] is not before[key] for key in now))
             for key, value in now.items():
@@ -529,7 +529,7 @@ class Recording:
         self.grads = {}
         for name, grads in ends.grads.items():
             at = Places(grads, given, outputs, "a gradient")
-            self.grads[name] = [mark if kind == "output" else None for kind, mark in at._marks]
+            self.grads[name] = [mark if kind == "output" else None for kind, mark in at.marks]
         return [output.detach() for output in outputs]
 
     # Replaying

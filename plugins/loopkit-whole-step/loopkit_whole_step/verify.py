@@ -134,7 +134,7 @@ class Comparison:
     def difference_of_metrics(self) -> str:
         """The same of the metrics, when the step has ended."""
         start = self._parts[1] + len(self.recording.rates)
-        live = [value for metric in self.recording._metrics for value in (metric.tensors() or {}).values()]
+        live = [value for metric in self.recording.fed_metrics for value in (metric.tensors() or {}).values()]
         return self._compared("a metric", live, self._copies[start : start + len(live)])
 
     def difference_from_plain(self, epoch: Epoch) -> str:

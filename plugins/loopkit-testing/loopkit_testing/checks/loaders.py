@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loopkit.author import describe, plugin_name
+from loopkit.author import describe, plugin_name, registry_of
 from loopkit.learner import Learner
 from loopkit_testing.bits import difference, plain, weights
-from loopkit_testing.case import Bench, Case, changed_by, described, entries, registry_of, seed_all
+from loopkit_testing.case import Bench, Case, changed_by, described, entries, seed_all
 from loopkit_testing.checks.state import resumed
 
 MANY = 1000
