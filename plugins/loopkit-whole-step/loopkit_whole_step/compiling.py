@@ -77,10 +77,10 @@ class Compiling:
         try:
             if not self.is_beside:
                 raise NotHandedOver("the backend is another")
-            written, constants = Written.of(*made.traced)
+            written, constants = Written.of(*made.graph.traced)
             shape.build = self.worker.start(written)
         except (NotHandedOver, OSError):
-            made.compile(self._here)
+            made.seconds += made.graph.compile(self._here)
             shape.compiled(made)
             return True
         shape.build.constants = constants
@@ -105,7 +105,7 @@ class Compiling:
         """After how many more steps a graph takes over, which no clock decides."""
         if not self.is_estimated or shape.known:
             return self._options.eager_steps or 0
-        by_size = estimate.steps_beside(made.traced[0].graph)
+        by_size = estimate.steps_beside(made.graph.traced[0].graph)
         return by_size if left == math.inf else min(by_size, int(left) // SHARE)
 
     def is_due(self, shape: Shape) -> bool:
@@ -125,9 +125,10 @@ class Compiling:
         shape.by_clock = shape.by_clock or not self._options.wait
         started = time.perf_counter()
         try:
-            made.called_by(self.worker.take(build), build.constants, build.seconds)
+            made.graph.called_by(self.worker.take(build), build.constants)
+            made.seconds += build.seconds
         except NotHandedOver:
-            made.compile(self._here)
+            made.seconds += made.graph.compile(self._here)
         except worker.Failed as failed:
             raise Refused(str(failed)) from None
         shape.waited += time.perf_counter() - started
@@ -183,6 +184,10 @@ class Compiling:
         build = 0.0 if is_known else estimate.build_seconds(nodes)
         beside = min(build, eager / SHARE) if self._options.wait else build
         return estimate.record_seconds(nodes) + (1 + BESIDE) * build + part_left * (eager - beside)
+
+    def are_more(self, shape: Shape, left: float) -> bool:
+        """Whether more steps are left than were too few for a shape."""
+        return shape.left is not None and (self._options.when == "always" or left > shape.left)
 
     def too_few(self, steps: float, seconds: float) -> bool:
         """Whether so many steps of so many seconds repay nothing, however good the graph is."""

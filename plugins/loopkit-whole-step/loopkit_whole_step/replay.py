@@ -37,18 +37,18 @@ class Replay:
     def __init__(self, shape: Shape, recording: Recording) -> None:
         self._shape = shape
         self._recording = recording
-        self._loss_fn, self._samples = recording.sealed.loss_fn, recording.samples
-        self._hooks = recording.cells.hooks
-        slots = [slots[0] for slots in recording.cells.slots]
+        self._loss_fn, self._samples = recording.given.sealed.loss_fn, recording.given.samples
+        self._hooks = recording.given.cells.hooks
+        slots = [slots[0] for slots in recording.given.cells.slots]
         self._slots = slots
-        self._requires_grad = recording.constants[len(recording.cells.scalars) :]
-        self._scalars = list(_by_holder(recording.cells.scalars, recording.constants))
-        self._outputs = [(name, at.only) for name, at in recording.values.items() if at.kind == "output"]
-        self._given = [(name, at.only) for name, at in recording.values.items() if at.kind == "batch"]
-        self._made = [(name, at) for name, at in recording.values.items() if not at.kind]
-        self._constants = {name: at.only for name, at in recording.values.items() if at.kind == "constant"}
-        recording.mark(self._constants)
-        self._sets = bool(recording.sets.get(""))
+        self._requires_grad = recording.constants.values[len(recording.given.cells.scalars) :]
+        self._scalars = list(_by_holder(recording.given.cells.scalars, recording.constants.values))
+        self._outputs = [(name, at.only) for name, at in recording.result.values.items() if at.kind == "output"]
+        self._given = [(name, at.only) for name, at in recording.result.values.items() if at.kind == "batch"]
+        self._made = [(name, at) for name, at in recording.result.values.items() if not at.kind]
+        self._constants = {name: at.only for name, at in recording.result.values.items() if at.kind == "constant"}
+        recording.result.mark(self._constants)
+        self._sets = bool(recording.result.sets.get(""))
         self._epoch: Callable[[], Epoch | None] = nothing
         self._plan: Any = None
         self._index = -1
@@ -66,12 +66,12 @@ class Replay:
     @staticmethod
     def suits(recording: Recording, batch: Any) -> bool:
         """Whether a recording's steps can be replayed in a row."""
-        return Form.suits(batch) and not recording.phase.training and not recording.votes
+        return Form.suits(batch) and not recording.given.phase.training and not recording.votes
 
     def begin(self, epoch: Epoch, step: Step, inputs: Sequence[Tensor]) -> bool:
         """Continue after a step that was replayed with these inputs; returns whether that can be done."""
         batch: Any = step.batch
-        sums = [_slot_of(metric, each) for metric, each in self._recording.tensors_of_metrics()]
+        sums = [_slot_of(metric, each) for metric, each in self._recording.inputs.tensors_of_metrics()]
         fixed = list(inputs[: len(inputs) - len(batch)])
         known = [slot for slot in sums if slot is not None]
         if len(known) < len(sums) or len(fixed) != len(self._slots) + len(sums):
@@ -90,11 +90,11 @@ class Replay:
         if not self._form.fits(batch) or step.samples != self._samples or learner.loss_fn is not self._loss_fn:
             return False
         tensors = self._tensors
-        if any(self._hooks) or torch.is_grad_enabled() or self._recording.is_cast() or not self._stands(tensors):
+        if any(self._hooks) or torch.is_grad_enabled() or self._recording.graph.is_cast() or not self._stands(tensors):
             return False
         if [each.data_ptr() for each in tensors] != self._pointers:
             return False
-        outputs = self._recording.call(*tensors, *batch)
+        outputs = self._recording.graph.call(*tensors, *batch)
         self._index += 1
         self._shape.since += 1
         made = vars(step)
@@ -106,7 +106,7 @@ class Replay:
         for name, place in self._made:
             made[name] = place.made(outputs, batch)
         if self._sets:
-            self._recording.give(outputs, batch)
+            self._recording.result.give(outputs, batch)
         return True
 
     def _stands(self, tensors: Sequence[Tensor]) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopkit.author import devices
-from loopkit_whole_step.record import copied
+from loopkit_whole_step.graph import copied
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -36,18 +36,15 @@ class Comparison:
         recording: The step.
         epoch: The epoch.
         leaves: Of the batch.
-        given: How many tensors of the batch there are.
         live: Copies are for the step as it is instead.
     """
 
-    def __init__(
-        self, recording: Recording, epoch: Epoch, leaves: Sequence[Any], given: int, live: bool = False
-    ) -> None:
+    def __init__(self, recording: Recording, epoch: Epoch, leaves: Sequence[Any], live: bool = False) -> None:
         self.recording = recording
-        cells = recording.cells
+        cells = recording.given.cells
         tensors = cells.tensors()
-        self._live = recording.inputs(epoch, leaves, tensors)
-        state = len(self._live) - given
+        self._live = recording.inputs.now(epoch, leaves, tensors)
+        state = len(self._live) - len(recording.given.where)
         copies = [copied(each) for each in self._live[:state]]
         self._copies = [*copies, *[each.detach() for each in self._live[state:]]]
         self._before = [each.detach().clone() for each in tensors] if not live else []
@@ -84,11 +81,11 @@ class Comparison:
             for group in optimizer.param_groups:
                 grads.update({id(p): None if p.grad is None else p.grad.detach().clone() for p in group["params"]})
 
-        handles = [each.register_step_pre_hook(keep) for each in self.recording.cells.optimizers]
+        handles = [each.register_step_pre_hook(keep) for each in self.recording.given.cells.optimizers]
         try:
             yield
         finally:
-            self.grads = [grads.get(id(p)) for p in self.recording.params()]
+            self.grads = [grads.get(id(p)) for p in self.recording.given.params()]
             for handle in handles:
                 handle.remove()
 
@@ -96,21 +93,21 @@ class Comparison:
         """Name a difference of the plain step from the graph's; empty without one."""
         recording, (tensors, state) = self.recording, self._parts
         said = []
-        for name, value in recording.values.items():
+        for name, value in recording.result.values.items():
             if value.kind == "output":
                 own = getattr(step, name, None)
                 if not isinstance(own, Tensor):
                     return f"step.{name}"
                 said.append(self._compared(f"step.{name}", [own], [self.outputs[value.only]]))
-        places = [at for each in recording.grads.values() for at in each]
+        places = [at for each in recording.result.grads.values() for at in each]
         ours = [None if at is None else self.outputs[at] for at in places]
-        eager = self.grads if updated else [p.grad for p in recording.params()]
+        eager = self.grads if updated else [p.grad for p in recording.given.params()]
         pairs = [(one, other) for one, other in zip(eager, ours, strict=False) if one is not None and other is not None]
         said.append(self._compared("the gradients", [one for one, _ in pairs], [other for _, other in pairs]))
-        live, copies = recording.cells.tensors(), self._copies[:tensors]
+        live, copies = recording.given.cells.tensors(), self._copies[:tensors]
         buffers = [i for i in range(tensors) if i not in self._others]
         said.append(self._compared("the buffers", [live[i] for i in buffers], [copies[i] for i in buffers]))
-        said.append(self._compared("the optimizer's state", recording.cells.state(), self._copies[tensors:state]))
+        said.append(self._compared("the optimizer's state", recording.given.cells.state(), self._copies[tensors:state]))
         if updated:
             said.append(self._parameters(live, copies))
         return next(filter(None, said), "")
@@ -118,7 +115,9 @@ class Comparison:
     def _parameters(self, live: Sequence[Tensor], copies: Sequence[Tensor]) -> str:
         """The same of the parameters, where the gradient is more than rounding: the others may go anywhere."""
         largest = max((_largest(grad) for grad in self.grads if grad is not None), default=0.0)
-        grads = {id(p): grad for p, grad in zip(self.recording.params(), self.grads, strict=True) if grad is not None}
+        grads = {
+            id(p): grad for p, grad in zip(self.recording.given.params(), self.grads, strict=True) if grad is not None
+        }
         for i in self._trained:
             if (grad := grads.get(id(live[i]))) is None:
                 continue
@@ -133,8 +132,8 @@ class Comparison:
 
     def difference_of_metrics(self) -> str:
         """The same of the metrics, when the step has ended."""
-        start = self._parts[1] + len(self.recording.rates)
-        live = [value for metric in self.recording.fed_metrics for value in (metric.tensors() or {}).values()]
+        start = self._parts[1] + len(self.recording.inputs.rates)
+        live = [value for _, value in self.recording.inputs.tensors_of_metrics()]
         return self._compared("a metric", live, self._copies[start : start + len(live)])
 
     def difference_from_plain(self, epoch: Epoch) -> str:

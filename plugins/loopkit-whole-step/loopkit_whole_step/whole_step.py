@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,48 +11,25 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from loopkit import Event, hookimpl
-from loopkit.author import Shown, checks, say
+from loopkit import hookimpl
+from loopkit.author import Shown, checks
 from loopkit.errors import PluginError
-from loopkit.events import StepEnd, UpdateEnd
-from loopkit_whole_step.cells import SCALARS, Cells
-from loopkit_whole_step.compiling import Compiling, steps_left
-from loopkit_whole_step.record import REPLAYED, Backend, Hook, Hooks, Recording, Unliftable
+from loopkit_whole_step.comparing import Comparing
+from loopkit_whole_step.compiling import Compiling
+from loopkit_whole_step.graph import Backend
+from loopkit_whole_step.hooked import AFTER, BEFORE, RecordedHooks
+from loopkit_whole_step.recorder import BY_CLOCK, Recorder
 from loopkit_whole_step.replay import Replay, Same, in_a_row
-from loopkit_whole_step.sealed import Refused
-from loopkit_whole_step.shapes import UNTRAINED, Shape, nothing
-from loopkit_whole_step.verify import Comparison
+from loopkit_whole_step.resting import Resting
+from loopkit_whole_step.result import REPLAYED
+from loopkit_whole_step.shapes import COMES, UNTRAINED, Shape, Shapes, nothing
 
 if TYPE_CHECKING:
     from loopkit import Epoch, FitResult, Learner, Phase, Step
     from loopkit.author import Target
-
-COMES = 3
-"""A shape is compiled when it has come so many times."""
-SHAPES = 4
-"""So many shapes are compiled at most."""
-KNOWN, KEYS = 64, 4096
-"""So many are counted at most, and so many forms of batches are found again at once."""
-CHANGES = 4
-"""So many times a shape is compiled anew, since a constant of it has changed."""
-CHECKS = 2
-"""So many steps in a row are compared first."""
-LOOKS, APART = 3, 1000
-"""One more is compared when an epoch begins: the first times in any case, then so many steps after the last."""
-TURNS = 10
-"""So many steps of either kind are timed."""
-KEPT = 0.97
-"""A graph is kept that takes at most so much of the eager step's time."""
-AFTER = {"update_end", "update_skipped", "step_end"}
-"""Hooks that come after the phase's own step, or may."""
-BEFORE = {"step_begin", "step_cancelled"}
-"""Hooks that are no part of it."""
-
+    from loopkit_whole_step.record import Recording
 
 OWN = "eager, because the phase updates in its own way"
-
-
-BY_CLOCK = "the graph took over as it came, so the run cannot be repeated bit for bit"
 AT_ONCE = "its library was kept, so it took over at once; eager_steps= gives the same step without a library"
 GOES_ON = ("pause", "signal")
 """How a fit ends that a later one continues."""
@@ -121,23 +95,21 @@ class WholeStep(Shown):
             checks.whole("WholeStep", 0, eager_steps=eager_steps)
         self.when, self.backend, self.show = when, backend, show
         self.eager_steps, self.wait = eager_steps, wait
+        self._shapes = Shapes(self)
+        self._hooks = RecordedHooks()
         self._compiling = Compiling(self)
-        self.shapes: dict[str, Shape] = {}
-        """The records, by phase and shape."""
-        self._keys: dict[Any, Shape] = {}
-        self._hooks: tuple[Any, Hooks, str] | None = None
-        """The plan that they belong to, its recorded hooks, and the reason if none can be recorded."""
-        self._after: set[str] = set()
-        """Plugins whose hook of ``step_end`` cannot be recorded."""
+        self._recorder = Recorder(self._shapes, self._hooks, self._compiling)
+        self._comparing = Comparing(self, self._shapes, self._hooks)
+        self._resting = Resting(self._shapes, self._compiling)
         self._recorded_ones: dict[tuple[str, str, str], bool] = {}
         """By phase, hook and plugin, whether it may be recorded."""
-        self._comparison: Comparison | None = None
-        self._looked: dict[str, Callable[[], Any]] = {}
-        """By phase, the epoch in which it was last looked whether the rest of it stays eager."""
-        self._rests: dict[str, Callable[[], Any]] = {}
-        """By phase, the epoch whose remaining steps stay eager."""
         self._replays: dict[str, Replay | Same] = {}
         """By phase that does not train, the graph of its last step, or the form of its batch if it was eager."""
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The records, by phase and shape."""
+        return self._shapes.by_name
 
     # The step
 
@@ -145,7 +117,7 @@ class WholeStep(Shown):
     def take_step(self, learner: Learner, phase: Phase, step: Step, default: Callable[[], None]) -> None:
         """Replay the step, or run it."""
         epoch = step.frame.epoch
-        if epoch is self._rests.get(phase.name, nothing)() or phase.own_updates or not step.samples:
+        if epoch is self._resting.epochs.get(phase.name, nothing)() or phase.own_updates or not step.samples:
             default()
             return
         last = self._replays.get(phase.name)
@@ -158,7 +130,8 @@ class WholeStep(Shown):
                 leaves = tree_flatten(batch)[0]
         else:
             leaves = [batch] if batch.__class__ is Tensor else tree_flatten(batch)[0]
-        (window, *others) = step.window_state if phase.training else UNTRAINED
+        windows = step.window_state if phase.training else UNTRAINED
+        (window, *others) = windows
         key = (
             phase,
             window.steps > 0,
@@ -169,118 +142,84 @@ class WholeStep(Shown):
             *[(other.steps > 0, other.due, other.seed) for other in others],
         )
         try:
-            shape = self._keys.get(key)
+            shape = self._shapes.by_key.get(key)
         except TypeError:  # a batch of what has no hash
             default()
             return
         if shape is None:
-            shape = self._shape(phase, key, window, others, leaves)
+            shape = self._shapes.new(phase, key, windows, leaves)
         recording = shape.recording
         if shape.mode == "graph" and recording is not None and epoch is shape.epoch() and shape.plan() is epoch.plan:
-            tensors = recording.standing(learner)
-            if tensors is not None and recording.samples == step.samples:
-                inputs = recording.inputs(epoch, leaves, tensors)
-                if recording.fits(inputs):
+            tensors = recording.constants.tensors(learner)
+            if tensors is not None and recording.given.samples == step.samples:
+                inputs = recording.inputs.now(epoch, leaves, tensors)
+                if recording.inputs.fit(inputs):
                     shape.since += self._replay(recording, inputs, step, leaves, default)
                     if not phase.training:
                         in_a_row(self._replays, shape, epoch, step, inputs)
                     return
-        self._other(shape, learner, phase, epoch, step, default, leaves)
-
-    def _shape(self, phase: Phase, key: Any, window: Any, others: Any, leaves: Sequence[Any]) -> Shape:
-        """A shape that has not come before in this process."""
-        looks = [
-            (tuple(leaf.shape), str(leaf.dtype), *(() if leaf.is_contiguous() else leaf.stride()))
-            if isinstance(leaf, Tensor)
-            else leaf
-            for leaf in leaves
-        ]
-        name = f"{phase.name} {looks} {key[1:5]}"
-        if name not in self.shapes and len(self.shapes) >= KNOWN:
-            name = f"{phase.name} others"
-            if name not in self.shapes:
-                self.shapes[name] = Shape(name)
-                self._refuse(self.shapes[name], f"{KNOWN} other shapes came before it")
-        shape = self.shapes.setdefault(name, Shape(name))
-        if len(self._keys) < KEYS:
-            self._keys[key] = shape
-        if shape.mode == "eager":
-            return shape
-        if any((each.steps, each.due, each.seed) != (window.steps, window.due, window.seed) for each in others):
-            self._refuse(shape, "its optimizers are at different steps of their updates")
-        elif window.seed is None:
-            self._refuse(
-                shape, "the weights of a window's steps differ, so that its gradients are rescaled", quiet=True
-            )
-        elif not all(isinstance(leaf, (Tensor, *SCALARS)) for leaf in leaves):
-            self._refuse(shape, "its batch holds more than tensors and numbers")
-        elif any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-            self._refuse(shape, "its batch requires grad")
-        return shape
+        self._other(shape, learner, step, default, leaves)
 
     def _other(
-        self,
-        shape: Shape,
-        learner: Learner,
-        phase: Phase,
-        epoch: Epoch,
-        step: Step,
-        default: Callable[[], None],
-        leaves: Sequence[Any],
+        self, shape: Shape, learner: Learner, step: Step, default: Callable[[], None], leaves: Sequence[Any]
     ) -> None:
         """A step that is not just replayed."""
-        if shape.mode == "eager" and self._looked.get(phase.name, nothing)() is not epoch:
-            self._looked[phase.name] = ref(epoch)
-            self._rests.pop(phase.name, None)
-            self._decide_anew(learner, phase, epoch)
+        epoch: Epoch = step.frame.epoch
+        phase = epoch.phase
+        if shape.mode == "eager" and self._resting.begins(epoch):
+            self._recorder.decide_anew(learner, phase, epoch)
         if shape.mode == "eager":
             default()
-            self._leave(shape, learner, epoch, step)
-            return
-        if shape.mode == "building" and shape.recording is not None and not self._compiling.is_due(shape):
-            shape.count += 1
-            default()
-            return
-        if shape.recording is not None and shape.recording.samples != step.samples:
-            default()
+            if (same := self._resting.leave(shape, learner, step)) is not None:
+                self._replays[phase.name] = same
             return
         if shape.recording is not None:
-            self._look_again(shape, learner, phase, epoch)
+            if self._waits(shape):
+                shape.count += 1
+                default()
+                return
+            if shape.recording.given.samples != step.samples:
+                default()
+                return
+            self._recorder.look_again(shape, shape.recording, learner, phase, epoch)
         if shape.recording is None:
             resumed = shape.mode != "counted"
             shape.count += not resumed
             if shape.count <= COMES and not resumed:
-                started = time.perf_counter()
-                default()
-                shape.eager.append(time.perf_counter() - started)
+                self._time_eager(shape, default)
                 return
-            self._record(shape, learner, phase, epoch, step)
-            if shape.mode == "building" and not self._compiling.is_due(shape):
+            self._recorder.record(shape, learner, phase, epoch, step)
+            if self._waits(shape):
                 shape.count += 1
                 default()
                 return
         if shape.mode == "building" and shape.recording is not None:
-            self._take_over(shape, shape.recording)
+            self._recorder.take_over(shape, shape.recording)
         recording = shape.recording
         if recording is None:
             default()
         elif shape.mode == "compared":
-            self._compare(shape, recording, learner, epoch, step, default, leaves)
+            self._comparing.compare(shape, recording, learner, step, default, leaves)
         elif shape.mode == "timed" and len(shape.eager) <= len(shape.graph):
-            started = time.perf_counter()
-            default()
-            shape.eager.append(time.perf_counter() - started)
-        elif shape.epoch() is not epoch and (shape.looks < LOOKS or shape.since >= APART):
-            self._check(shape, recording, epoch, step, default, leaves)
+            self._time_eager(shape, default)
+        elif self._comparing.is_due(shape, epoch):
+            self._comparing.check(shape, recording, step, default, leaves)
         else:
             shape.epoch = ref(epoch)
             started = time.perf_counter()
-            inputs = recording.inputs(epoch, leaves, recording.cells.tensors())
-            self._replay(recording, inputs, step, leaves, default)
+            self._replay(recording, recording.inputs_now(epoch, leaves), step, leaves, default)
             if shape.mode == "timed":
-                shape.graph.append(time.perf_counter() - started)
-                if len(shape.graph) >= TURNS:
-                    self._decide(shape)
+                self._comparing.timed(shape, time.perf_counter() - started)
+
+    def _waits(self, shape: Shape) -> bool:
+        """Whether a shape's graph is compiled, and takes over later."""
+        return shape.mode == "building" and not self._compiling.is_due(shape)
+
+    @staticmethod
+    def _time_eager(shape: Shape, default: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        default()
+        shape.eager.append(time.perf_counter() - started)
 
     @staticmethod
     def _replay(
@@ -298,225 +237,8 @@ class WholeStep(Shown):
                 torch.set_rng_state(random)
             default()
             return False
-        recording.hand_over(step, outputs, leaves)
+        recording.result.hand_over(step, outputs, leaves)
         return True
-
-    def _decide_anew(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Count the eager shapes whose reason is gone, such as a plugin, as new ones: an epoch begins."""
-        eager = [each for each in self._of(phase) if each.mode == "eager"]
-        hindered = any(each.everywhere for each in eager) and bool(self._hindrance(learner, phase, epoch))
-        left = steps_left(learner, epoch)
-        for shape in eager:
-            more = shape.left is not None and (self.when == "always" or left > shape.left)
-            if more or (shape.everywhere and not hindered):
-                shape.reason, shape.everywhere, shape.left = "", False, None
-                shape.begin_anew(max(shape.count, COMES + 1))
-
-    def _hindrance(self, learner: Learner, phase: Phase, epoch: Epoch) -> str:
-        """Why no step of a phase can be recorded; empty if no reason is known."""
-        try:
-            if learner.world.size > 1:
-                raise Refused("several processes train together")
-            if phase.grad_mode != "no_grad" and not phase.training:
-                raise Refused(f"its grad_mode is {phase.grad_mode!r}")
-            Cells.of(learner, phase, self._recorded(learner, phase, epoch).owners)
-        except Refused as refused:
-            return str(refused)
-        return ""
-
-    def _leave(self, shape: Shape, learner: Learner, epoch: Epoch, step: Step) -> None:
-        """Leave the other steps of an epoch to its phase, or the like ones, after an eager step."""
-        phase = epoch.phase
-        if phase.name not in self._rests:
-            self._rests[phase.name] = ref(epoch) if self._may_rest(shape, learner, epoch) else nothing
-        if self._rests[phase.name]() is epoch:
-            step.frame.leave_steps()
-        elif not phase.training:
-            self._replays[phase.name] = Same(epoch, step, not self._is_compiled(phase))
-
-    def _may_rest(self, shape: Shape, learner: Learner, epoch: Epoch) -> bool:
-        """Whether no step of this epoch will be compiled, judged by an eager shape."""
-        if self._is_compiled(epoch.phase):
-            return False
-        mine = self._of(epoch.phase)
-        slowest = max((min(each.eager) for each in mine if each.eager), default=math.inf)
-        return shape.everywhere or self._compiling.too_few(steps_left(learner, epoch), slowest)
-
-    def _is_compiled(self, phase: Phase) -> bool:
-        """Whether a step of a phase is compiled, or about to be."""
-        return any(each.mode in ("building", "compared", "timed", "graph") for each in self._of(phase))
-
-    def _of(self, phase: Phase) -> list[Shape]:
-        """The shapes of a phase."""
-        return [each for each in self.shapes.values() if each.name.startswith(f"{phase.name} ")]
-
-    def _decide(self, shape: Shape) -> None:
-        """Eager and graph have been timed."""
-        ratio = shape.ratio
-        assert ratio is not None
-        if ratio > KEPT:
-            self._refuse(shape, f"compiled it takes {ratio:.2f} of the time")
-        else:
-            shape.mode = "graph"
-            self._say(f"{shape.short}: compiled in {shape.seconds:.1f} s, takes {ratio:.2f} of the time")
-
-    # Recording
-
-    def _look_again(self, shape: Shape, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Drop a recording that no longer holds."""
-        recording = shape.recording
-        assert recording is not None
-        try:
-            changed = "" if shape.plan() is epoch.plan else "the list of plugins"
-            if not changed:
-                cells = Cells.of(learner, phase, recording.hooks.owners)
-                changed = recording.changed(epoch, cells, look=shape.epoch() is not epoch)
-        except Refused as refused:
-            self._refuse(shape, str(refused))
-            return
-        if changed:
-            shape.begin_anew(0)
-            shape.changes += 1
-            if shape.changes > CHANGES:
-                self._refuse(shape, f"{changed} changes from time to time")
-
-    def _record(self, shape: Shape, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
-        """Record and compile a shape, or give the reason."""
-        if reason := self._hindrance(learner, phase, epoch):
-            shape.everywhere = True
-            self._refuse(shape, reason)
-            return
-        others = sum(each.mode not in ("counted", "eager") for each in self.shapes.values() if each is not shape)
-        if others >= SHAPES:
-            self._refuse(shape, f"{SHAPES} other shapes are compiled already")
-            return
-        try:
-            while True:
-                hooks = self._recorded(learner, phase, epoch)
-                if reason := self._worth(shape, learner, epoch, 0):
-                    raise Refused(reason)
-                cells = Cells.of(learner, phase, hooks.owners)
-                batch = tree_flatten(step.batch)
-                self._compiling.expect(shape, learner)
-                windows = step.window_state if phase.training else UNTRAINED
-                made = Recording(learner, phase, hooks, cells, batch, step.samples, windows)
-                try:
-                    made.record(epoch, lambda nodes: self._worth(shape, learner, epoch, nodes))
-                    break
-                except Unliftable as hook:
-                    if hook.plugin in self._after:
-                        raise
-                    self._after.add(hook.plugin)
-                    self._hooks = None
-            has_graph = self._compiling.start(shape, made, learner, epoch)
-        except Refused as refused:
-            self._refuse(shape, str(refused))
-            return
-        finally:
-            self._compiling.rest(self.shapes.values())
-        shape.recording, shape.plan = made, ref(epoch.plan)
-        if shape.mode not in ("building", "compared"):
-            self._say(f"{shape.short}: compiled again in {made.seconds:.1f} s")
-        elif not has_graph and (more := shape.takes - shape.count) > 0:
-            self._say(f"{shape.short} is compiled beside the training, and takes over after {more} more steps")
-
-    def _recorded(self, learner: Learner, phase: Phase, epoch: Epoch) -> Hooks:
-        """The recorded hooks of plugins, in the plan's order.
-
-        Raises:
-            Refused: A hook in the step has to be called.
-        """
-        plan = epoch.plan
-        if self._hooks is None or self._hooks[0]() is not plan:
-            hooks, reasons = _sorted(learner, phase, plan.order, self._after)
-            self._hooks = ref(plan), hooks, "; ".join(reasons)
-        if self._hooks[2]:
-            raise Refused(self._hooks[2])
-        return self._hooks[1]
-
-    # Compiling
-
-    def _worth(self, shape: Shape, learner: Learner, epoch: Epoch, nodes: int) -> str:
-        seen = sum(each.count for each in self._of(epoch.phase))
-        return self._compiling.worth(shape, learner, steps_left(learner, epoch) * shape.count / max(seen, 1), nodes)
-
-    @hookimpl
-    def fit_end(self, learner: Learner, result: FitResult) -> None:
-        """End the process that compiles."""
-        for shape in self.shapes.values():
-            shape.leave(goes_on=result.reason in GOES_ON)
-        self._compiling.worker.close()
-
-    def _take_over(self, shape: Shape, recording: Recording) -> None:
-        """The compiled graph takes over, after it has been compared."""
-        try:
-            self._compiling.wait_for(shape, recording)
-        except Refused as refused:
-            self._refuse(shape, str(refused))
-            return
-        self._compiling.rest(self.shapes.values())
-        if shape.by_clock:
-            self._say(f"{shape.short}: {BY_CLOCK}")
-
-    # Trust, but verify
-
-    def _compare(
-        self,
-        shape: Shape,
-        recording: Recording,
-        learner: Learner,
-        epoch: Epoch,
-        step: Step,
-        default: Callable[[], None],
-        leaves: Sequence[Any],
-    ) -> None:
-        """An eager step, and the graph on copies."""
-        comparison = Comparison(recording, epoch, leaves, len(recording.where))
-        before = learner.progress.updates
-        with comparison.watching():
-            default()
-        if recording.votes and not comparison.kept:
-            return  # a plugin had something to say: nothing to compare
-        updated = learner.progress.updates != before
-        if difference := comparison.difference(step, updated):
-            if shape.misses_again(comparison.gross):
-                self._refuse(shape, f"compared, it is not the same: {difference}")
-            return
-        shape.misses = 0
-        self._comparison = comparison
-        shape.checks += 1
-        if shape.checks >= CHECKS:
-            shape.mode = "graph" if self.when == "always" else "timed"
-            shape.epoch, shape.eager, shape.graph = ref(epoch), [], []
-            if self.when == "always":
-                self._say(f"{shape.short}: compiled in {shape.seconds:.1f} s")
-
-    def _check(
-        self,
-        shape: Shape,
-        recording: Recording,
-        epoch: Epoch,
-        step: Step,
-        default: Callable[[], None],
-        leaves: Sequence[Any],
-    ) -> None:
-        """A compiled step, and the same as it is on copies: an epoch begins, or resumes."""
-        shape.epoch, shape.looks, shape.since = ref(epoch), shape.looks + 1, 0
-        comparison = Comparison(recording, epoch, leaves, len(recording.where), live=True)
-        if recording.votes and not comparison.kept:
-            comparison.draw_again()
-            default()
-            return
-        if difference := comparison.difference_from_plain(epoch):
-            if comparison.gross:
-                comparison.take_plain()
-            if shape.misses_again(comparison.gross):
-                self._refuse(shape, f"compared at the begin of an epoch, it is not the same any more: {difference}")
-            else:
-                shape.epoch = nothing  # the next step is compared, too
-        else:
-            shape.misses = 0
-        recording.hand_over(step, comparison.outputs, leaves)
 
     # Around it
 
@@ -535,33 +257,18 @@ class WholeStep(Shown):
             if plugin in vars(values[at]).get(REPLAYED, ()):
                 return None
             result = call(*values)
-            if self._comparison is not None:
-                self._compare_metrics(plugin)
+            if self._comparing.is_open:
+                self._comparing.compare_metrics(plugin)
             return result
 
         return unless_replayed if at >= 0 and recorded else call
 
-    def _compare_metrics(self, plugin: str) -> None:
-        comparison = self._comparison
-        assert comparison is not None
-        if plugin in comparison.recording.fed:
-            self._comparison = None
-            if difference := comparison.difference_of_metrics():
-                self._after.add(plugin)
-                self._hooks = None
-                for shape in self.shapes.values():
-                    if shape.recording is comparison.recording:
-                        shape.begin_anew(COMES)
-                self._say(f"{plugin} is updated after the compiled step: {difference}")
-
-    def _refuse(self, shape: Shape, reason: str, quiet: bool = False) -> None:
-        shape.mode, shape.reason, shape.recording = "eager", reason, None
-        if not quiet and sum(each.reason == reason for each in self.shapes.values()) == 1:
-            self._say(f"{shape.short} stays eager, because {reason}")
-
-    def _say(self, text: str) -> None:
-        if self.show:
-            say(f"whole_step: {text}")
+    @hookimpl
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
+        """End the process that compiles."""
+        for shape in self.shapes.values():
+            shape.leave(goes_on=result.reason in GOES_ON)
+        self._compiling.worker.close()
 
     def explain(self, phase: Phase, hook: str) -> str:
         """The decisions, for ``learner.explain()``."""
@@ -570,8 +277,8 @@ class WholeStep(Shown):
         if phase.own_updates:
             return OWN
         said = []
-        for shape in self.shapes.values():
-            if shape.name.startswith(f"{phase.name} ") and shape.mode != "counted":
+        for shape in self._shapes.of(phase):
+            if shape.mode != "counted":
                 ratio = "" if shape.ratio is None else f", {shape.ratio:.2f} of the time"
                 is_graph = f"a graph, compiled in {shape.seconds:.1f} s{ratio}"
                 if shape.mode == "building":
@@ -591,78 +298,28 @@ class WholeStep(Shown):
             return "keeps the step eager, because it takes the optimizer's step"
         recorded = self._recorded_ones.get((phase.name, hook, plugin), False)
         if hook in AFTER:
-            return "in the graph" if hook == "step_end" and recorded and plugin not in self._after else "after it"
+            return "in the graph" if hook == "step_end" and recorded and plugin not in self._hooks.after else "after it"
         if hook not in {event.hook for event in phase.events() if "step" in event.arguments} - BEFORE:
             return ""
         return "in the graph" if recorded else "keeps the step eager, because it has to be called in it"
 
     def state_dict(self) -> dict[str, Any]:
         """The decisions, so that a resumed run compiles the same steps."""
-        shapes = {
-            name: {key: copy.copy(getattr(shape, key)) for key in Shape.SAVED} for name, shape in self.shapes.items()
-        }
         repeats = not any(shape.by_clock for shape in self.shapes.values())
         return {
             "torch": str(torch.__version__),
-            "shapes": shapes,
-            "after": sorted(self._after),
+            "shapes": self._shapes.saved(),
+            "after": sorted(self._hooks.after),
             "repeatable": repeats,
             "began": self._compiling.began,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the return value of `state_dict`."""
-        self.shapes = {name: Shape(name, **copy.deepcopy(values)) for name, values in state["shapes"].items()}
-        if state["torch"] != str(torch.__version__):
-            for shape in self.shapes.values():
-                if shape.mode in ("timed", "graph"):  # what another torch compiles is compared anew
-                    shape.mode, shape.checks = "compared", 0
+        self._shapes.load(state["shapes"], state["torch"])
         self._compiling.began = state.get("began", self._compiling.began)
-        self._keys, self._hooks, self._replays = {}, None, {}
-        self._after = set(state["after"])
-
-
-def _sorted(learner: Learner, phase: Phase, order: Any, after: set[str]) -> tuple[Hooks, list[str]]:
-    """The recorded hooks in the plan's order, without those of plugins that come after; and why there are none."""
-    plugins: Any = learner.plugins
-    calls: dict[type[Event], list[Hook]] = {}
-    ends: list[Hook] = []
-    reasons = [
-        f"plugin {placed.entry.plugin!r} takes the optimizer's step"
-        for placed in (order.get("optimizer_step", ()) if phase.training else ())
-    ]
-    for placed in order.get("update_end", ()) if len(learner.optimizers) > 1 else ():
-        if read := (*placed.entry.reads, *placed.entry.updates):
-            plugin = f"update_end of plugin {placed.entry.plugin!r}"
-            reasons.append(f"{plugin} reads {', '.join(read)} between the updates of two optimizers")
-    for event in dict.fromkeys(phase.events()):
-        if "step" not in event.arguments or event.hook in (BEFORE | AFTER) - {"step_end"}:
-            continue
-        if event is not StepEnd:
-            calls[event] = []
-        for placed in order[event.hook]:
-            name = placed.entry.plugin
-            hook = _hook(name, plugins[name], event.hook)
-            if event is StepEnd:
-                if hook is not None and not hook.vote and name not in after:
-                    ends.append(hook)
-            elif hook is None:
-                reasons.append(f"{event.hook} of plugin {name!r} has to be called in it")
-            else:
-                calls[event].append(hook)
-    calls.setdefault(UpdateEnd, [])
-    return Hooks(calls, ends), reasons
-
-
-def _hook(name: str, plugin: Any, hook: str) -> Hook | None:
-    """The recorded form of a plugin's hook; None if it has to be called."""
-    function = getattr(plugin, hook)
-    options = function.loopkit_options
-    if options.traced is not None:
-        return Hook(name, plugin, function, tuple(inspect.signature(function).parameters), options.traced)
-    if hasattr(plugin, "vote") and (voting := plugin.vote(hook)) is not None:
-        return Hook(name, plugin, voting, (), (), vote=True)
-    return None
+        self._hooks.load(state["after"])
+        self._replays = {}
 
 
 def _votes(target: Target) -> bool:

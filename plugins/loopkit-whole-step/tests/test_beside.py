@@ -152,7 +152,7 @@ def test_library_of_before_lets_the_graph_take_over_at_once_and_one_of_the_same_
     make(steps[0]).fit(batches(40), epochs=1)
     steps[1]._compiling.began += 1000  # whatever the first fit took
     steps[2].load_state_dict(steps[0].state_dict())  # killed, and resumed from before it was recorded
-    steps[2].shapes = {}
+    steps[2].shapes.clear()
     for step in steps[1:]:
         make(step).fit(batches(40), epochs=1)
     assert [shape.takes for step in steps for shape in step.shapes.values()] == [22, 4, 22]
@@ -319,8 +319,8 @@ def test_graph_that_was_decided_is_compared_once_more_after_a_resume(monkeypatch
     first, step = make(beside(eager_steps=0)), beside(eager_steps=0)
     first.fit(batches(8), epochs=1)
     second, compared = make(step), []
-    own = step._check
-    monkeypatch.setattr(step, "_check", lambda *given: compared.append(second.progress.steps) or own(*given))
+    own = step._comparing.check
+    monkeypatch.setattr(step._comparing, "check", lambda *given: compared.append(second.progress.steps) or own(*given))
     second.load_state_dict(first.state_dict())
     second.fit(batches(8), epochs=2)
     assert (modes(step), compared[0]) == (["graph"], 8)
@@ -464,7 +464,7 @@ def test_training_that_is_killed_takes_its_process_along(cache):
 
 @pytest.mark.parametrize("eager_steps", [6, None])
 def test_run_that_finds_the_library_has_the_bits_of_one_that_does_not_or_is_named(eager_steps, monkeypatch):
-    monkeypatch.setattr("loopkit_whole_step.whole_step.KEPT", 1e9)  # however slow the graph is
+    monkeypatch.setattr("loopkit_whole_step.comparing.KEPT", 1e9)  # however slow the graph is
     learners, takes = [], []
     for later in (0.0, 1000.0):
         step = beside("auto", eager_steps)

@@ -1480,8 +1480,8 @@ def test_graph_of_another_torch_is_compared_anew(version, checks, monkeypatch):
     saved = state["plugins"]["whole_step"]
     saved["torch"] = version or saved["torch"]
     second, compared = make(step), []
-    own = step._compare
-    monkeypatch.setattr(step, "_compare", lambda *given: compared.append(1) or own(*given))
+    own = step._comparing.compare
+    monkeypatch.setattr(step._comparing, "compare", lambda *given: compared.append(1) or own(*given))
     second.load_state_dict(state)
     second.fit(batches(8), epochs=2)
     assert (modes(step), len(compared)) == (["graph"], checks)
