@@ -1,4 +1,4 @@
-"""What a recording is given: the learner, the phase, a batch, and what belongs to them."""
+"""The step that a recording is made of, and what belongs to it: the learner, the phase, a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes of a recorded step, beside the tensors that it changes in place."""
+"""Places of the values that a recorded step makes, among the outputs of its graph."""
 
 from __future__ import annotations
 
