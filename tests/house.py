@@ -45,7 +45,7 @@ def distributions() -> list[Path]:
 
 
 def short(path: str | Path) -> str:
-    """``"plugins/history.py"``, and ``"loopkit_sam/sam.py"`` in a distribution."""
+    """``"plugins/history.py"``, and ``"loopkit_recipes/sam.py"`` in a distribution."""
     path = Path(path)
     return str(path.relative_to(HOME) if path.is_relative_to(HOME) else Path(*path.relative_to(ROOT).parts[2:]))
 

@@ -6,7 +6,7 @@ algorithm 1.
 
 import torch
 from both import digits, train_twice
-from loopkit_sam import SAM
+from loopkit_recipes import SAM
 from torch import nn
 from torch.nn.functional import cross_entropy
 

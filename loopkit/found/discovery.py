@@ -28,8 +28,7 @@ from loopkit.found.installed import COMMANDS, PLUGINS, EntryPoint, Installed, in
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
 HOMES = {
-    "loopkit-augment": "cut_mix label_smoothing mixup",
-    "loopkit-control": "accumulate at_least deadline micro_batch stop_on",
+    "loopkit-control": "at_least deadline stop_on",
     "loopkit-huggingface": "save_pretrained",
     "loopkit-insight": "cost find_syncs log_gradients log_histograms log_predictions log_resources "
     "module_profile peak_memory profile replay_bundle try_validation watch",
@@ -39,8 +38,8 @@ HOMES = {
     "loopkit-monitor": "monitor report",
     "loopkit-optuna": "optuna_pruning",
     "loopkit-ray": "ray_report",
+    "loopkit-recipes": "accumulate asam cut_mix label_smoothing micro_batch mixup sam",
     "loopkit-remote": "upload",
-    "loopkit-sam": "asam sam",
     "loopkit-sharded": "fsdp sharded_checkpoint",
     "loopkit-tensorboard": "tensorboard",
     "loopkit-wandb": "wandb",

@@ -29,7 +29,7 @@ def batches(count=3, size=64):
 
 @simulated()
 def test_limit_of_a_device_makes_steps_smaller_with_the_bits_of_that_size():
-    micro_batch = pytest.importorskip("loopkit_control").MicroBatch
+    micro_batch = pytest.importorskip("loopkit_recipes").MicroBatch
     tried = learner(micro_batch("auto"))
     torch.ops.sim.limit(1, torch.accelerator.memory_allocated(1) + 900_000)  # the activations of 64 take 1 MB
     tried.fit(batches(), epochs=2)

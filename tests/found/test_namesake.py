@@ -72,7 +72,7 @@ def test_core_does_not_look_when_it_is_imported():
 def test_each_distribution_looks_first_and_by_the_same_code():
     sources = {package.name: (package / "_core.py").read_text() for package in PACKAGES}
     assert len(sources) > 20
-    assert set(sources.values()) == {sources["loopkit_sam"]}
+    assert set(sources.values()) == {sources["loopkit_recipes"]}
     for package in PACKAGES:
         for file in LATER.get(package.name, ["__init__.py"]):
             lines = (package / file).read_text().splitlines()
@@ -89,7 +89,7 @@ def imported(package: Path, path: Path) -> str:
     return done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["loopkit_sam", "loopkit_monitor", "loopkit_wandb", "loopkit_eject"])
+@pytest.mark.parametrize("name", ["loopkit_recipes", "loopkit_monitor", "loopkit_wandb", "loopkit_eject"])
 @pytest.mark.parametrize("there", ["nothing", "other library", "folder of a clone"])
 def test_distribution_without_loopkit_engine_says_what_to_type(name, there, tmp_path):
     package = next(each for each in PACKAGES if each.name == name)
@@ -108,5 +108,5 @@ def test_distribution_without_loopkit_engine_says_what_to_type(name, there, tmp_
 def test_error_of_another_module_that_is_missing_stays(tmp_path):
     (tmp_path / "loopkit").mkdir()
     (tmp_path / "loopkit/__init__.py").write_text("import no_such_torch\n")
-    package = next(each for each in PACKAGES if each.name == "loopkit_sam")
+    package = next(each for each in PACKAGES if each.name == "loopkit_recipes")
     assert imported(package, tmp_path) == "ModuleNotFoundError: No module named 'no_such_torch'"

@@ -19,7 +19,7 @@ from loopkit import every
 from loopkit.plugins import Checkpoint
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ported"
-NEEDS = {"sam": "loopkit_sam", "reinforce": "loopkit_data", "actor_critic": "loopkit_data", "gcn": "loopkit_data"}
+NEEDS = {"sam": "loopkit_recipes", "reinforce": "loopkit_data", "actor_critic": "loopkit_data", "gcn": "loopkit_data"}
 TINY = {
     "nanogpt": {"WIDTH": 16, "LAYERS": 1, "WARM": 2},
     "reinforce": {"LIMIT": 5},

@@ -5,7 +5,7 @@ import threading
 import pytest
 from helpers import on
 from loopkit_testing import check_plugin
-from test_accumulate import bits, data, made
+from training import bits, data, made
 
 from loopkit.criteria import NumberLimit
 from loopkit.errors import PluginError

@@ -9,7 +9,7 @@ import torch
 from helpers import on
 from loopkit_testing import check_plugin
 from pages import run_page
-from test_accumulate import bits, data, made
+from training import bits, data, made
 
 from loopkit.author import options_of
 from loopkit.errors import PluginError

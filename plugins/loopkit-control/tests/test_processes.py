@@ -3,9 +3,9 @@
 import pytest
 from distributed.processes import run
 from helpers import on
-from test_accumulate import bits, data, made
 from test_at_least import stopping
 from test_stop_on import Seen
+from training import bits, data, made
 
 from loopkit.criteria import NumberLimit
 from loopkit.plugins import DDP

@@ -4,8 +4,8 @@ import pytest
 import torch
 from helpers import on
 from loopkit_testing import check_plugin
-from test_accumulate import INPUTS, TARGETS, bits, data, made
 from torch import nn
+from training import INPUTS, TARGETS, bits, data, made
 
 from loopkit.criteria import Criterion, Divergence, InvalidValue, NumberLimit, NumberSinceBest
 from loopkit.data import TensorLoader

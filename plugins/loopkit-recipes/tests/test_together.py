@@ -22,9 +22,9 @@ from loopkit.plugins import (
     WeightAverage,
 )
 from loopkit.schedules import cosine, warmup
-from loopkit_augment import LabelSmoothing, Mixup
+from loopkit_recipes import LabelSmoothing, Mixup
 
-sam = pytest.importorskip("loopkit_sam")
+sam = pytest.importorskip("loopkit_recipes")
 wandb = pytest.importorskip("loopkit_wandb")
 
 

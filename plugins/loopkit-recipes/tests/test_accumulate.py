@@ -10,7 +10,7 @@ from loopkit import Learner
 from loopkit.data import TensorLoader
 from loopkit.errors import PluginConflict, PluginError
 from loopkit.plugin import has_a_say
-from loopkit_control import Accumulate
+from loopkit_recipes import Accumulate
 
 INPUTS = torch.randn(44, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = INPUTS.sum(1, keepdim=True)

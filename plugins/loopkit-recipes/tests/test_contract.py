@@ -1,4 +1,4 @@
-"""All three keep the contract of plugins, alone and in two processes."""
+"""The plugins of every step keep the contract, alone and in two processes."""
 
 import pytest
 from distributed.processes import run
@@ -6,10 +6,12 @@ from loopkit_testing import Case, plugin_contract
 from loopkit_testing.processes import compared, train_together
 from problems import CLASSES, images
 
-from loopkit_augment import CutMix, LabelSmoothing, Mixup
+from loopkit_recipes import ASAM, SAM, CutMix, LabelSmoothing, Mixup
 
 FORKED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}
 
+test_sam = plugin_contract(SAM, name="sam", skip=FORKED)
+test_asam = plugin_contract(ASAM, name="asam", skip=FORKED)
 test_mixup = plugin_contract(lambda: Mixup(CLASSES), name="mixup", problem=images, skip=FORKED)
 test_cut_mix = plugin_contract(lambda: CutMix(CLASSES), name="cut_mix", problem=images, skip=FORKED)
 test_label_smoothing = plugin_contract(
@@ -17,7 +19,16 @@ test_label_smoothing = plugin_contract(
 )
 
 
-@pytest.mark.parametrize("plugin", [Mixup, CutMix, LabelSmoothing])
-def test_plugin_keeps_in_two_processes(plugin):
-    case = Case(lambda: plugin(CLASSES), problem=images)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(SAM),
+        Case(ASAM),
+        Case(lambda: Mixup(CLASSES), problem=images),
+        Case(lambda: CutMix(CLASSES), problem=images),
+        Case(lambda: LabelSmoothing(CLASSES), problem=images),
+    ],
+    ids=["sam", "asam", "mixup", "cut_mix", "label_smoothing"],
+)
+def test_plugin_keeps_in_two_processes(case):
     assert compared(run(lambda rank: train_together(case), 2, timeout=60)) == []

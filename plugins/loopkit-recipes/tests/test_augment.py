@@ -1,4 +1,4 @@
-"""The three against loops written by hand."""
+"""Mixup, CutMix and label smoothing against loops written by hand."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from loopkit import Learner, TrainingPhase, hookimpl
 from loopkit.errors import PluginError
 from loopkit.metrics import Accuracy
 from loopkit.plugins import ClipGradNorm, Metrics
-from loopkit_augment import CutMix, LabelSmoothing, Mixup
+from loopkit_recipes import CutMix, LabelSmoothing, Mixup
 
 PLUGINS = {
     "mixup": lambda: Mixup(CLASSES, 0.4),

@@ -14,7 +14,7 @@ from loopkit.data import TensorLoader
 from loopkit.errors import PhaseError, PluginError
 from loopkit.metrics import Accuracy
 from loopkit.plugins import DDP, ClipGradNorm, Freeze, Metrics, MixedPrecision
-from loopkit_control import MicroBatch, micro_batch
+from loopkit_recipes import MicroBatch, micro_batch
 
 INPUTS = torch.randn(44, 6, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS.sum(1) > 0).long()

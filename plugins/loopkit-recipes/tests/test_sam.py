@@ -15,7 +15,7 @@ from loopkit.data import TensorLoader
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.plugins import DDP, Checkpoint, ClipGradNorm, MixedPrecision, Schedule, StopOnNonFinite
 from loopkit.schedules import cosine
-from loopkit_sam import ASAM, SAM
+from loopkit_recipes import ASAM, SAM
 
 LR, CLIP = 0.1, 0.05
 PLUGINS = {"sam": lambda: SAM(rho=0.2), "asam": lambda: ASAM(rho=0.8, eta=0.02)}
