@@ -16,7 +16,7 @@ from loopkit.base.batches import describe
 from loopkit.base.notes import add_note, locate, shown
 from loopkit.engine.compile.order import Entry, Placed
 from loopkit.errors import Cancel, CancelStep, PluginError, rank, strongest
-from loopkit.events import Event, PhaseEnd
+from loopkit.events import EpochBegin, Event, PhaseEnd
 from loopkit.hooks import Hook, PhaseChoice, Target
 from loopkit.phases import BRACKETS, TRAINING_EVENTS
 
@@ -187,6 +187,7 @@ class Compiler:
         calls: list[Callable[..., Any]] = []
         for impl in impls:
             call = self.bound(impl, ("step",) if "step" in impl.hook.arguments else ("epoch",), phase)
+            call = _once_of_resumed(impl, call) if impl.hook.name == EpochBegin.hook else call
             calls.append(partial(call) if call in calls else call)
         return calls
 
@@ -309,6 +310,16 @@ class _Context:
         else:
             locate(error, f"in {self._hook} of plugin {self._plugin!r}, {self._where()}")
         return error
+
+
+def _once_of_resumed(impl: Implementation, call: Callable[[Epoch], Any]) -> Callable[[Epoch], Any]:
+    """A hook of ``epoch_begin``, which runs again when an epoch resumes, and changes nothing of the state then."""
+
+    def begin(epoch: Epoch) -> None:
+        with epoch.repeated(impl.plugin, impl.entry.plugin):
+            call(epoch)
+
+    return begin
 
 
 def _direct(

@@ -43,6 +43,7 @@ class OpenEpoch(Protocol):
     made: bool
     made_with: dict[str, Any] | None
     begun: Any
+    times_asked: int
 
     @property
     def phase(self) -> Any:
@@ -77,6 +78,9 @@ class OpenEpoch(Protocol):
 
     def agree_on(self, problem: str) -> str:
         """Return the problem of the first process that has one."""
+
+    def stores(self) -> list[dict[str, Any]]:
+        """Return the dicts that plugins keep for it."""
 
     def saved_stores(self) -> dict[str, Any]:
         """The saved form of what plugins keep for it."""

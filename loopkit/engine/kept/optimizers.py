@@ -356,7 +356,7 @@ def _differences(path: str, saved: Any, now: Any) -> Iterable[str]:
     if sharded.is_sharded(saved) or sharded.is_sharded(now):
         return
     if isinstance(saved, Tensor) and isinstance(now, Tensor):
-        if not _same_bits(saved, now):
+        if not same_bits(saved, now):
             yield f"{path} was {_shown(saved)}, and is {_shown(now)}"
     elif isinstance(saved, Mapping) and isinstance(now, Mapping):
         for key in {**saved, **now}:
@@ -381,12 +381,13 @@ def _numbers_differ(saved: Any, now: Any) -> bool:
     return not both_nan and bool(saved != now)
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same dtype, shape and bits; they may be on two devices."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if within := objects.tensors_within(one):
         others = objects.tensors_within(other)
-        return within.keys() == others.keys() and all(_same_bits(within[name], others[name]) for name in within)
+        return within.keys() == others.keys() and all(same_bits(within[name], others[name]) for name in within)
     if one.layout is not torch.strided or other.layout is not torch.strided:
         return True
     return torch.equal(raw(one.detach().cpu()), raw(other.detach().cpu()))

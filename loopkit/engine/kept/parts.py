@@ -71,7 +71,7 @@ class Parts:
         self._optimizers = OptimizerStates(lambda: models.optimizers)
         self._buffers = LeftOutBuffers(modules, in_training_form)
         self._generators = RandomGenerators()
-        self._counts = Counts(progress)
+        self.counts = Counts(progress)
         self.metrics = LastMetrics(metrics)
 
     @property
@@ -99,5 +99,5 @@ class Parts:
         yield self.weights
         yield self._buffers
         yield models.measured
-        yield self._counts
+        yield self.counts
         yield self.metrics

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from loopkit.base.notes import add_note, locate, shown
@@ -16,10 +17,16 @@ if TYPE_CHECKING:
 
 
 class Brackets:
-    """Which plugins have begun a fit, and have to end it."""
+    """Which plugins have begun a fit, and have to end it.
 
-    def __init__(self, registry: Registry) -> None:
+    Args:
+        registry: The plugins.
+        around: Makes a context for the ``fit_begin`` of a plugin, of this name.
+    """
+
+    def __init__(self, registry: Registry, around: Callable[[Any, str], AbstractContextManager[None]]) -> None:
         self._registry = registry
+        self._around = around
         self._ends: list[Implementation] = []
         self._waiting: set[str] = set()
         """The plugins whose ``fit_begin`` has not come yet."""
@@ -41,7 +48,8 @@ class Brackets:
                 self._broken.add(name)
                 self._waiting.discard(name)
                 try:
-                    registry.call(begin)
+                    with self._around(begin.plugin, name):
+                        registry.call(begin)
                 except CancelFit as cancel:
                     cancel.by = cancel.by or name
                     cancelled = cancelled or cancel

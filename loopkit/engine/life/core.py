@@ -15,6 +15,7 @@ from loopkit.engine.kept.left_out import LeftOut
 from loopkit.engine.kept.loading import Loading
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.phase_states import PhaseStates
+from loopkit.engine.kept.repeated import Repeated
 from loopkit.engine.kept.resume import Resume
 from loopkit.engine.kept.rounds import Round
 from loopkit.engine.kept.saving import Saving
@@ -112,7 +113,10 @@ class Core:
         self.own_updates = OwnUpdates(self.registry, phases, self.flags, self.shown, self.notices)
 
         data = EpochData(self.places, self.left_open, self.running, self.notices)
-        life = EpochLife(self._stages(data), data, self.running, self.logbook, self.requests, self.saving.mark)
+        self.repeated = Repeated(self.parts, self.holders.tensors, models.named_parameters, self.notices.say_once)
+        life = EpochLife(
+            self._stages(data), data, self.running, self.logbook, self.requests, self.repeated, self.saving.mark
+        )
         self.epochs = Epochs(life, self.running, self._loop, self._contexts, self.registry.store_of)
 
     def _stages(self, data: EpochData) -> list[Stage]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,8 @@ class Epoch(Stores):
         """A cancel raised at ``epoch_begin``; the first step raises it."""
         self.goes_on = False
         """Its ``epoch_begin`` is over and its data are in place: from now on it trains new steps, also when resumed."""
+        self.times_asked = 0
+        """How often `resumed` was read."""
         self.turns: dict[str, int] = {}
         """How many epochs of each phase its hooks have run."""
         self._life = life
@@ -129,6 +132,7 @@ class Epoch(Stores):
     @property
     def resumed(self) -> bool:
         """Whether the epoch resumes from a saved state: its ``epoch_begin`` has come once before."""
+        self.times_asked += 1
         return self.saved is not None
 
     @property
@@ -215,6 +219,10 @@ class Epoch(Stores):
                 fire(self)
         except (CancelEpoch, CancelFit) as cancel:
             self.pending = cancel
+
+    def repeated(self, plugin: Any, name: str) -> AbstractContextManager[None]:
+        """Inside, a hook of a plugin runs at its begin, perhaps once more after a resume."""
+        return self._life.repeated.of(self, plugin, name)
 
     def batches(self) -> Iterable[Any]:
         """The batches of the data that the epoch was given, from where a saved state was."""

@@ -13,6 +13,7 @@ from loopkit.engine.kept.epoch_record import restore_windows
 from loopkit.engine.kept.flags import Flags
 from loopkit.engine.kept.left_open import LeftOpen
 from loopkit.engine.kept.phase_states import PhaseStates
+from loopkit.engine.kept.repeated import Repeated
 from loopkit.engine.kept.resume import EpochStart
 from loopkit.engine.kept.witness.witness import Witness
 from loopkit.engine.life.answers import Answers
@@ -287,6 +288,7 @@ class EpochLife:
         running: The fit and the epochs that run now.
         logbook: Where things are logged.
         requests: The mailbox.
+        repeated: Lets hooks of an epoch's begin run again.
         mark: Returns the state as of the begin of an epoch.
     """
 
@@ -297,11 +299,13 @@ class EpochLife:
         running: Running,
         logbook: Logbook,
         requests: Requests,
+        repeated: Repeated,
         mark: Callable[[Epoch], EpochStart | None],
     ) -> None:
         self.stages = stages
         self.data = data
         self.running = running
+        self.repeated = repeated
         self.mark = mark
         self._logbook = logbook
         self._requests = requests

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,8 +126,9 @@ class Fit:
         """The error, during ``fit_end``."""
         self.beginning = self.ending = False
         """Whether its ``fit_begin``, its ``fit_end`` is running."""
-        self.resumed = False
-        """Whether it resumes a fit that was saved, or interrupted in this process."""
+        self._resumed = False
+        self.times_asked = 0
+        """How often `resumed` was read."""
         self.depth = len(core.running.epochs)
         """How many epochs were open around it when it began."""
         self._around = Surroundings(core.running.hooks)
@@ -145,7 +147,7 @@ class Fit:
         self._started = time.monotonic()
         self.validations: dict[str, Validation] = {}
         """By phase, in the order in which they are run; none in a loop of the user's."""
-        self.brackets = Brackets(core.registry)
+        self.brackets = Brackets(core.registry, partial(core.repeated.of_fit, self))
         """The plugins whose ``fit_begin`` and ``fit_end`` it calls."""
         self._skips = 0
         """Updates in a row that were skipped."""
@@ -158,6 +160,12 @@ class Fit:
         return f"Fit(epochs={self.limits.epochs}, progress={self._core.progress})"
 
     # What plugins look at
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it resumes a fit that was saved, or interrupted in this process."""
+        self.times_asked += 1
+        return self._resumed
 
     @property
     def open_epochs(self) -> list[Epoch]:
@@ -295,7 +303,7 @@ class Fit:
             self.position = Position(replace(core.progress), core.resume.fits, bool(self._runs))
         else:
             self._go_on(loaded)
-        if not self.resumed:
+        if not self._resumed:
             core.metrics.clear()
         if dropped is not None:
             say(
@@ -308,7 +316,7 @@ class Fit:
                 f"the fit resumes where it was interrupted, after {core.progress.epochs} complete epochs and "
                 f"{core.progress.steps:,} steps (learner.forget() would begin a new one)"
             )
-        if (left := core.resume.unfinished) and not self.resumed:
+        if (left := core.resume.unfinished) and not self._resumed:
             say(f"{left}; this is a new fit, which begins that epoch anew")
         if left:
             core.resume.leave_unfinished("")
@@ -323,7 +331,7 @@ class Fit:
             self._go_on(position)
 
     def _go_on(self, at: Position) -> None:
-        self.resumed = at.epochs > 0 or at.start != self._core.progress
+        self._resumed = at.epochs > 0 or at.start != self._core.progress
         reopened = bool(at.limits) and self.limits.raised_from(at.limits)
         stop = None if at.stop is None or reopened else Stop(*at.stop)
         if stop is not None:

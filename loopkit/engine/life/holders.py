@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch import Tensor
 
 from loopkit.engine.compile.registry import Registry
 from loopkit.engine.kept.extras import LOSS, Owner
@@ -41,6 +43,12 @@ class Holders:
     def find_extras(self) -> None:
         """Look for modules and parameters of the loss function, of phases and of plugins."""
         self._models.find_extras(self._owners())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the parameters and buffers of the models, and of modules of the loss function, phases and plugins."""
+        for module in (*self._models.values(), *self._models.extras.modules.values()):
+            yield from module.parameters()
+            yield from module.buffers()
 
     def check_saved(self) -> None:
         """Check that something saves each parameter that an optimizer trains.

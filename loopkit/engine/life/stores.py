@@ -32,6 +32,10 @@ class Stores:
         """
         return self._stores.setdefault(self._name_of(owner), {})
 
+    def stores(self) -> list[dict[str, Any]]:
+        """The saved stores of all plugins."""
+        return list(self._stores.values())
+
     def keep(self, owner: Any) -> dict[str, Any]:
         """The unsaved store of a plugin for this epoch, empty at first. Quick enough for each step."""
         try:
