@@ -14,7 +14,7 @@ from loopkit.base.words import some
 from loopkit.engine.kept.cells import Change, by_version, is_same, of_mapping, of_tensors
 from loopkit.engine.kept.open_epoch import OpenEpoch
 from loopkit.engine.kept.parts import Parts
-from loopkit.engine.kept.witness.roots import is_shipped
+from loopkit.engine.kept.witness.libraries import is_shipped
 
 Kept = list[tuple[str, Change]]
 """Parts of the state that a hook may change, each with its name."""

@@ -306,11 +306,7 @@ class Fit:
         if not self._resumed:
             core.metrics.clear()
         if dropped is not None:
-            say(
-                f"the interrupted fit is past these limits, after {dropped.epochs} complete epochs and "
-                f"{core.progress.steps:,} steps: its open epoch is dropped, and this is a new fit of "
-                f"{', '.join(f'{name}={limit}' for name, limit in self.limits.saved().items() if limit)}"
-            )
+            _say_dropped(dropped.epochs, core.progress.steps, self.limits)
         if goes_on:
             say(
                 f"the fit resumes where it was interrupted, after {core.progress.epochs} complete epochs and "
@@ -533,3 +529,12 @@ def _interruption(ending: ExitRequest) -> BaseException:
     if ending.signal == signal.SIGINT:
         return interruption()
     return SystemExit(128 + ending.signal if ending.signal else PAUSED)
+
+
+def _say_dropped(epochs: int, steps: int, limits: Limits) -> None:
+    """Print that an interrupted fit, which was so far, is dropped."""
+    given = ", ".join(f"{name}={limit}" for name, limit in limits.saved().items() if limit)
+    say(
+        f"the interrupted fit is past these limits, after {epochs} complete epochs and {steps:,} steps: its open epoch "
+        f"is dropped, and this is a new fit of {given}"
+    )

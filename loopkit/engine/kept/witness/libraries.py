@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 PACKAGES = frozenset({*sys.stdlib_module_names, "datasets", "loopkit", "numpy", "torch", "torchdata", "webdataset"})
 
@@ -15,3 +16,9 @@ def is_library(module: str) -> bool:
     """
     package = module.partition(".")[0]
     return package in PACKAGES or package.startswith("loopkit_")
+
+
+def is_shipped(plugin: Any) -> bool:
+    """Whether a plugin is of loopkit or of one of its distributions, which have tests of their states."""
+    home = type(plugin).__module__.partition(".")[0]
+    return home == "loopkit" or home.startswith("loopkit_")

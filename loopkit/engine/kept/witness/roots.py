@@ -13,6 +13,7 @@ from loopkit.engine.kept.optimizers import own_generators
 from loopkit.engine.kept.witness.data_roots import root_of_data
 from loopkit.engine.kept.witness.forgotten import OWN
 from loopkit.engine.kept.witness.functions import held_in_code, methods_of
+from loopkit.engine.kept.witness.libraries import is_shipped
 from loopkit.engine.kept.witness.looks import Leave, Scope, is_learner_of
 from loopkit.engine.kept.witness.root import Root
 from loopkit.engine.kept.witness.torch_hooks import Hook, hooks_of_all, hooks_of_module, hooks_of_optimizer
@@ -163,12 +164,6 @@ def _without_modules(leave: Leave) -> Leave:
 def has_state(plugin: Any) -> bool:
     """Whether a plugin has a state, which is saved under its name."""
     return callable(getattr(plugin, "state_dict", None))
-
-
-def is_shipped(plugin: Any) -> bool:
-    """Whether a plugin is of loopkit or of one of its distributions, which have tests of their states."""
-    home = type(plugin).__module__.partition(".")[0]
-    return home == "loopkit" or home.startswith("loopkit_")
 
 
 def _saves_all(plugin: Any) -> bool:
