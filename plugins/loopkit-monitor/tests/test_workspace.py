@@ -1,5 +1,6 @@
 """The best of sixty runs, and why: the workspace as a person uses it, in a real browser."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -93,6 +94,7 @@ def test_best_of_sixty_runs_is_found_with_the_page(page, sixty):
     assert 2 < len(shown) < 15
     page.get_by_role("tab", name="Settings").click()
     expect(page.locator(".sides").nth(1)).to_contain_text("width", timeout=TIMEOUT)
+    assert page.locator(".sides").nth(1).locator("tbody th").first.text_content() == "lr"
     address = page.url
     page.reload()
     expect(page.get_by_role("tab", name="Settings")).to_have_attribute("aria-selected", "true", timeout=TIMEOUT)
@@ -147,6 +149,142 @@ def test_each_of_the_first_runs_has_a_color_of_its_own(page):
     shown = page.locator(".eye[aria-pressed=true]")
     colors = shown.evaluate_all("eyes => eyes.map((eye) => getComputedStyle(eye.firstChild).backgroundColor)")
     assert len(colors) == len(set(colors)) == 8
+
+
+def test_groups_are_in_the_order_of_the_sorted_metric(page):
+    go(page, "#/?q=seed-&group=p:lr&show=all&sort=m:val/loss")
+    for ways, order in ((1, ["0.003", "0.03"]), (2, ["0.03", "0.003"])):
+        expect(page.locator("tr.group")).to_have_count(2)
+        assert [text.partition(",")[0] for text in page.locator("tr.group th").all_text_contents()] == order, ways
+        page.locator("[data-key='m:val/loss']").click()
+
+
+def colors(page):
+    """The color of each shown run, by its name."""
+    dots = "eyes => eyes.map((eye) => [eye.getAttribute('aria-label'), eye.style.getPropertyValue('--run')])"
+    return dict(page.locator(".eye[aria-pressed=true]").evaluate_all(dots))
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_few_runs_have_the_first_colors(page, number):
+    page.get_by_label("Filter the runs").fill(" | ".join(f"resume-0{at}" for at in range(5, 5 + number)))
+    expect(page.locator(".eyes span")).to_have_text(f"{number} shown")
+    assert sorted(colors(page).values()) == [f"var(--s{at})" for at in range(number)]
+
+
+def test_runs_keep_their_colors_when_others_are_hidden_and_shown(page):
+    before = colors(page)
+    hidden, *_ = before
+    page.get_by_label(hidden).click()
+    expect(page.locator(".eyes span")).to_have_text("7 shown")
+    assert colors(page) == {name: color for name, color in before.items() if name != hidden}
+    page.get_by_label("Show resume-01 in the charts").click()
+    expect(page.locator(".eyes span")).to_have_text("8 shown")
+    chosen = colors(page)
+    assert chosen["Show resume-01 in the charts"] == before[hidden]
+    page.reload()
+    expect(page.locator(".eyes span")).to_have_text("8 shown", timeout=TIMEOUT)
+    assert colors(page) == chosen
+
+
+def heads(page):
+    return page.locator("thead .sort:not(.mode)").all_text_contents()
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("", ["lr", "width", "seed", "model.parameters"]),
+        ("width=64", ["lr", "seed"]),
+        ("seed=3", ["lr", "width", "model.parameters"]),
+    ],
+)
+def test_settings_that_differ_between_the_listed_runs_come_first(page, text, settings):
+    page.get_by_label("Filter the runs").fill(text)
+    expect(page.locator("thead")).to_contain_text("lr")
+    assert heads(page)[4 : 5 + len(settings)] == [*settings, "duration"]
+
+
+@pytest.mark.parametrize(("text", "path"), [("live | seed-01", ["now", None]), ("live", [None]), ("seed", [None] * 10)])
+def test_folders_are_shown_where_runs_are_in_several(page, text, path):
+    page.get_by_label("Filter the runs").fill(text)
+    expect(page.locator("tbody tr[data-run]")).to_have_count(len(path))
+    rows = "rows => rows.map((row) => row.querySelector('.path')?.textContent || null)"
+    assert page.locator("tbody tr[data-run]").evaluate_all(rows) == path
+
+
+def test_pointer_on_a_row_or_a_curve_shows_one_run_above_the_others(page):
+    drawn = "canvas => canvas.toDataURL()"
+    page.get_by_role("tab", name="Charts").hover()
+    canvas = page.locator(".chart canvas").first
+    expect(canvas).to_be_visible(timeout=TIMEOUT)
+    page.wait_for_timeout(500)
+    before = canvas.evaluate(drawn)
+    page.locator("tbody tr.on").nth(2).hover()
+    eventually(lambda: page.wait_for_timeout(50) or canvas.evaluate(drawn) != before)
+    layer = page.locator(".layer").nth(1)
+    box = layer.bounding_box()
+    for height in range(20, int(box["height"]) - 40, 10):  # somewhere there is a curve
+        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + height)
+        if page.locator("tr.pointed").count():
+            break
+    expect(page.locator("tr.pointed")).to_have_count(1)
+    page.mouse.move(700, 20)
+    expect(page.locator("tr.pointed")).to_have_count(0)
+    eventually(lambda: page.wait_for_timeout(50) or canvas.evaluate(drawn) == before)
+
+
+def test_one_run_is_shown_alone_and_the_others_come_back(page):
+    eye = page.get_by_label("Show media-05 in the charts")
+    for press in (lambda: eye.click(modifiers=["Alt"]), lambda: eye.focus() or page.keyboard.press("o")):
+        press()
+        expect(page.locator(".eyes span")).to_have_text("1 shown")
+        press()
+        expect(page.locator(".eyes span")).to_have_text("8 shown")
+
+
+def test_vertical_range_of_a_chart_is_chosen_and_kept_in_the_address(page):
+    more = page.get_by_role("button", name="More of dice", exact=True)
+    more.click()
+    box = page.locator(".popover:visible").bounding_box()
+    pane = page.locator(".right").bounding_box()
+    assert box["x"] + box["width"] <= pane["x"] + pane["width"] - 8
+    page.get_by_label("Lowest value shown").fill("0.9")
+    page.get_by_label("Highest value shown").fill("0.95")
+    page.get_by_role("button", name="Set", exact=True).click()
+    assert "tall=metrics+dice+0%3D0.9..0.95" in page.url
+    page.reload()
+    more.click(timeout=TIMEOUT)
+    expect(page.get_by_label("Highest value shown")).to_have_value("0.95", timeout=TIMEOUT)
+    page.get_by_role("button", name="Without outliers").click()
+    assert "tall=metrics+dice+0%3D0.9..0.95" not in page.url
+    more.click()
+    page.locator(".popover:visible").get_by_role("button", name="All", exact=True).click()
+    assert "tall=" not in page.url
+
+
+def test_table_takes_the_whole_page_and_says_how_far_the_best_is(page):
+    page.get_by_role("button", name="Only the table").click()
+    expect(page.locator(".right")).to_be_hidden()
+    assert page.locator(".left").bounding_box()["width"] > 1400
+    page.locator("[data-key='m:val/dice']").click()
+    second = page.locator("tbody tr[data-run]").nth(1).locator("td.number").first
+    assert second.get_attribute("title").endswith(" below the best")
+    page.get_by_role("button", name="With charts").click()
+    expect(page.locator(".right")).to_be_visible()
+
+
+def test_hyperparameters_are_copied_as_json(browser, sixty):
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    try:
+        page = context.new_page()
+        page.goto(sixty.address)
+        go(page, "#/run/seed-01/parameters")
+        page.get_by_role("button", name="Copy as JSON").click(timeout=TIMEOUT)
+        expect(page.get_by_role("button", name="Copied")).to_be_visible(timeout=TIMEOUT)
+        assert json.loads(page.evaluate("navigator.clipboard.readText()"))["lr"] == 0.03
+    finally:
+        context.close()
 
 
 @pytest.mark.parametrize("name", ["val/samples", "val/confusion"])

@@ -32,7 +32,9 @@ class RunLog:
     def __init__(self, path, begun, epochs=EPOCHS, **hyperparameters):
         self.path, self.time, self.lines = Path(path), begun, []
         self.planned = {"epochs": epochs, "steps": epochs * STEPS, "updates": epochs * STEPS}
-        self.about = {**hyperparameters, **{f"plugins.p{at}.option": at for at in range(15)}}
+        size = 100 * hyperparameters.get("width", 1)
+        model = {"model.parameters": size, "model.trained_parameters": size}
+        self.about = {**model, **hyperparameters, **{f"plugins.p{at}.option": at for at in range(15)}}
         self.begin(0, 0)
 
     def begin(self, epoch, step, resumed=False):
@@ -123,7 +125,7 @@ def write_runs(root, now=None):
             (log.path.parent / "monitor.json").write_text('{"archived": true, "tags": ["old"]}')
         elif kind != "crash":
             dice[name] = 1 - (goal + math.exp(-slope * EPOCHS)) / 2
-    live = RunLog(root / "live" / "log.jsonl", now, epochs=20, lr=0.02, width=64, seed=0)
+    live = RunLog(root / "now" / "live" / "log.jsonl", now, epochs=20, lr=0.02, width=64, seed=0)
     live.lines[0] = live.lines[0].replace('"elsewhere","pid":1', f'"{socket.gethostname()}","pid":{os.getpid()}')
     live.train(order, 0.3, 0.4, last=3, end=False)
     live.write()

@@ -1,6 +1,6 @@
 // The page: its frame, the workspace, the run that is open, and the keyboard.
 
-import { DASH, ago, closePopovers, count, duration, h, moment, num, number, popover, seldom } from "./dom.js";
+import { DASH, ago, button, closePopovers, count, dot, duration, h, moment, muted, num, number, popover, seldom, toolbar } from "./dom.js";
 import { makeSource } from "./source.js";
 import { Data } from "./data.js";
 import { emptyState, readState, writeState } from "./state.js";
@@ -11,7 +11,7 @@ import { Workspace } from "./workspace.js";
 const MOST_OVERLAID = 7;
 const THEMES = ["auto", "light", "dark"];
 const KEYS = [
-  ["/", "filter the runs"], ["\u2191 \u2193", "walk through the runs"], ["Enter", "open the run"], ["x", "show or hide the run in the charts"],
+  ["/", "filter the runs"], ["\u2191 \u2193", "walk through the runs"], ["Enter", "open the run"], ["x", "show or hide the run in the charts"], ["o", "only this run, or those from before"],
   ["[ ]", "the tab before, the next tab"], ["s", "smoothing"], ["l", "log scale"], ["0", "show all of the charts again"],
   ["\u2190 \u2192", "on a chart: move the cursor"], ["+ \u2212", "on a chart: zoom"], ["t", "light, dark or as the system has it"],
   ["Esc", "close what is open, leave the filter"], ["?", "this help"],
@@ -29,10 +29,10 @@ let home = null; // the workspace
 let view = null; // of the open tab: what it is of, and how to end it
 let homeAddress = "#/"; // where the workspace was left
 
-// ---------------------------------------------------------------------------------------------------------------- theme
+// --- theme
 
 let theme = THEMES.includes(kept.get("theme", "auto")) ? kept.get("theme", "auto") : "auto";
-const themeButton = h("button", { type: "button", class: "quiet", on: { click: () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % 3]) } });
+const themeButton = button({ class: "quiet" }, () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % 3]), );
 
 function setTheme(name) {
   theme = name;
@@ -45,23 +45,23 @@ function setTheme(name) {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.dispatchEvent(new Event("theme")));
 
-// ---------------------------------------------------------------------------------------------------------------- frame
+// --- frame
 
 const connection = h("span", { class: "state", role: "status" });
 const banner = h("div", { class: "banner", role: "alert", hidden: true });
 const help = h("dialog", { "aria-label": "Keyboard" }, h("h2", {}, "Keyboard"),
   h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key.split(" ").map((each) => h("kbd", {}, each))), h("dd", {}, what)])),
-  h("button", { type: "button", on: { click: () => help.close() } }, "Close"));
+  button({}, () => help.close(), "Close"));
 const main = h("main", { tabindex: -1 });
-const brand = h("a", { class: "brand", href: "#/" }, h("span", { class: "mark", "aria-hidden": "true" }), "loopkit", h("span", { class: "muted" }, data.source.live ? "monitor" : "report"));
-const helpButton = h("button", { type: "button", class: "quiet", "aria-label": "Keyboard help", on: { click: () => help.showModal() } }, "?");
+const brand = h("a", { class: "brand", href: "#/" }, h("span", { class: "mark", "aria-hidden": "true" }), "loopkit", muted(data.source.live ? "monitor" : "report"));
+const helpButton = button({ class: "quiet", "aria-label": "Keyboard help" }, () => help.showModal(), "?");
 document.getElementById("app").append(h("header", { class: "top" }, brand, connection, themeButton, helpButton), banner, main, help);
 help.addEventListener("click", (event) => { if (event.target === help) help.close(); });
 
 const put = (element, text) => { if (element.textContent !== text) element.textContent = text; };
 const title = (run) => (run.name === "." ? "run" : run.name); // the folder that is shown is the run
 
-// ------------------------------------------------------------------------------------------------------------- location
+// --- location
 
 /** Change the state; the address says it. Another page is a step that the browser can go back. */
 function change(changes, step = false) {
@@ -86,7 +86,7 @@ function overlay(id) {
   go({ with: over, tab: TABS.find((tab) => tab.id === at.tab)?.several ? at.tab : "metrics" });
 }
 
-// -------------------------------------------------------------------------------------------------------------- the run
+// --- the run
 
 let head = null;
 
@@ -107,7 +107,7 @@ async function open() {
     if (failed) {
       endView();
       main.replaceChildren(h("div", { class: "empty" }, h("h1", {}, failed.reason.status === 404 ? "There is no such run" : "The run could not be read"), h("p", {}, `${failed.reason.message}.`),
-        h("button", { type: "button", on: { click: open } }, "Try again"), h("a", { href: homeAddress }, "All runs")));
+        button({}, open, "Try again"), h("a", { href: homeAddress }, "All runs")));
       return;
     }
   }
@@ -149,8 +149,8 @@ function makeHead() {
   made.progress = h("div", { class: "progress", role: "progressbar", "aria-label": "steps", "aria-valuemin": 0, "aria-valuemax": 100 }, made.fill);
   made.tabs = TABS.map((tab) => {
     const note = h("span", { class: "count" });
-    const button = h("button", { type: "button", role: "tab", id: `tab-${tab.id}`, "aria-controls": "content", on: { click: () => go({ tab: tab.id }) } }, tab.label, note);
-    return { tab, note, button };
+    const made = button({ role: "tab", id: `tab-${tab.id}`, "aria-controls": "content" }, () => go({ tab: tab.id }), tab.label, note);
+    return { tab, note, button: made };
   });
   const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Views of the run" }, made.tabs.map(({ button }) => button));
   tabs.addEventListener("keydown", (event) => {
@@ -176,8 +176,8 @@ function editor(id, close) {
   };
   return h("form", { class: "editor", on: { submit: (event) => { event.preventDefault(); send({ name: name.value, note: note.value, tags: tags.value.split(",").map((tag) => tag.trim()).filter(Boolean) }); } } },
     h("label", {}, "Name", name), h("label", {}, "Tags", tags), h("label", {}, "Note", note), trouble,
-    h("div", { class: "tools" }, h("button", { type: "submit", class: "strong" }, "Save"),
-      h("button", { type: "button", on: { click: () => send({ archived: !notes.archived }) } }, notes.archived ? "Take out of the archive" : "Archive")));
+    toolbar(h("button", { type: "submit", class: "strong" }, "Save"),
+      button({}, () => send({ archived: !notes.archived }), notes.archived ? "Take out of the archive" : "Archive")));
 }
 
 function nextTab(by) {
@@ -189,8 +189,8 @@ function drawRun() {
   if (head?.id !== at.id) { endView(); head = makeHead(); }
   const here = context(), [detail] = here.details;
   drawHead();
-  head.laid.replaceChildren(...(at.with.length ? [at.id, ...at.with].map((id, place) => h("span", { class: "laid-run" }, h("span", { class: "dot", css: { background: `var(--s${place % 8})` } }),
-    data.runs.get(id)?.name ?? id, place ? h("button", { type: "button", class: "quiet small", "aria-label": `Take ${id} away`, on: { click: () => overlay(id) } }, "\u00d7") : null)) : []));
+  head.laid.replaceChildren(...(at.with.length ? [at.id, ...at.with].map((id, place) => h("span", { class: "laid-run" }, dot(`--s${place % 8}`),
+    data.runs.get(id)?.name ?? id, place ? button({ class: "quiet small", "aria-label": `Take ${id} away` }, () => overlay(id), "\u00d7") : null)) : []));
   head.pick.replaceChildren(picker());
   const trouble = at.tab === "messages" ? null : problem(detail);
   head.trouble.replaceChildren(...(trouble ? [trouble] : []));
@@ -260,7 +260,7 @@ function drawHead() {
   }
 }
 
-// ---------------------------------------------------------------------------------------------------------- what happens
+// --- what happens
 
 const headSoon = seldom(drawHead, 100);
 const runSoon = seldom(() => { if (at.page === "run" && head?.id === at.id && data.details.has(at.id)) drawRun(); }, 50);
@@ -297,6 +297,7 @@ document.addEventListener("keydown", (event) => {
     "[": () => { if (at.page === "run") nextTab(-1); },
     "]": () => { if (at.page === "run") nextTab(1); },
     x: () => home?.toggleFocused(),
+    o: () => home?.isolateFocused(),
     t: () => themeButton.click(),
     s: () => document.getElementById("smooth")?.focus(),
     l: () => document.getElementById("log")?.click(),

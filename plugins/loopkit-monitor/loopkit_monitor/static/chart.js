@@ -1,18 +1,20 @@
 // Charts of curves: smoothing, scales, zoom and the cursor, shared by all charts of a board.
 
-import { h, popover, save, seldom } from "./dom.js";
+import { button, h, popover, save, seldom } from "./dom.js";
 import { csv, drawing, saveDrawing } from "./export.js";
 import { DASHES, Plot, indexAt, ink } from "./plot.js";
+import { rangeText } from "./state.js";
 
 const HEIGHT = 220, ENLARGED = 480, PHONE = 200;
 const GRID = 200; // places at which runs of a group are averaged
 const AXES = { step: "step", time: "time since the beginning", epoch: "epoch" };
 const MANY = 30; // curves from which on lines are thinner
 
-/** What several charts have in common. `look()` gives `{smooth, x, logx, logy, range, band}`; `change(changes)` asks for others. */
+/** What several charts have in common. `look()` gives `{smooth, x, logx, logy, range, band, talls}`; `change(changes)` asks for others;
+ * `near(key)` is told of which curve the pointer is near. */
 export class Board {
-  constructor(data, look, change) {
-    Object.assign(this, { data, look, change, charts: [], zoomed: new Map(), runs: 1 });
+  constructor(data, look, change, near = () => {}) {
+    Object.assign(this, { data, look, change, near, highlighted: null, charts: [], zoomed: new Map(), runs: 1 });
     this.failure = h("p", { class: "notice bad", role: "alert", hidden: true });
     this.note = h("p", { class: "muted", role: "status", hidden: true });
     this.observer = new IntersectionObserver((entries) => {
@@ -24,6 +26,7 @@ export class Board {
     data.addEventListener("points", this.onPoints);
     window.addEventListener("theme", this.onTheme);
     this.drawSoon = seldom(() => { for (const chart of this.charts) if (chart.stale && chart.seen) chart.draw(); }, 60);
+    this.highlightSoon = seldom(() => { for (const chart of this.charts) if (chart.seen) chart.plot.highlight(this.highlighted); }, 20);
     this.loadSoon = seldom(() => this.load(), 20);
     this.zoomSoon = seldom(() => this.loadZoomed(), 40);
   }
@@ -73,6 +76,24 @@ export class Board {
     if (range) this.zoomSoon();
   }
 
+  /** Draw the curves of one run, or group, above the others; null for none. */
+  highlight(key) {
+    this.highlighted = key;
+    this.highlightSoon();
+  }
+
+  /** The vertical range of a chart: null for that of its curves. */
+  tall(key, range) {
+    const others = this.look().talls.filter((each) => !each.startsWith(`${key}=`));
+    this.change({ tall: { tall: range ? [...others, `${key}=${rangeText(range)}`] : others } });
+    this.refresh();
+  }
+
+  tallOf(key) {
+    const [low, high] = (this.look().talls?.find((each) => each.startsWith(`${key}=`)) ?? "=").slice(key.length + 1).split("..").map(Number);
+    return high > low ? [low, high] : null;
+  }
+
   cursor(x, from, top = null) {
     for (const chart of this.charts) if (chart.seen) chart.plot.cursor(x, chart.plot === from, chart.plot === from ? top : null);
   }
@@ -91,7 +112,7 @@ export class Board {
       this.failure.hidden = true;
     } catch (failure) {
       this.failure.hidden = false;
-      this.failure.replaceChildren(`The curves could not be read: ${failure.message}. `, h("button", { type: "button", on: { click: () => this.load() } }, "Try again"));
+      this.failure.replaceChildren(`The curves could not be read: ${failure.message}. `, button({}, () => this.load(), "Try again"));
     }
     if (this.look().range) this.zoomSoon();
   }
@@ -211,7 +232,7 @@ class Chart {
     this.board = board;
     this.key = options.key;
     this.height = phone.matches ? PHONE : HEIGHT;
-    this.plot = new Plot(options.title, this.height, { zoom: (range) => board.zoom(range), cursor: (x, plot, top) => { this.at = x; board.cursor(x, plot, top); } });
+    this.plot = new Plot(options.title, this.height, { zoom: (range) => board.zoom(range), cursor: (x, plot, top) => { this.at = x; board.cursor(x, plot, top); }, near: (key) => board.near(key) });
     this.legend = h("p", { class: "keys" });
     this.state = h("span", { class: "where" });
     this.more = popover("\u22ef", (close) => this.#menu(close), { class: "quiet small", "aria-label": `More of ${options.title}` });
@@ -225,8 +246,8 @@ class Chart {
     this.change(options);
   }
 
-  change({ title, unit = "value", curves, marks = [], fixed = null }) {
-    Object.assign(this, { title, unit, curves, marks, fixed, stale: true });
+  change({ title, unit = "value", curves, marks = [] }) {
+    Object.assign(this, { title, unit, curves, marks, stale: true });
     if (this.seen) this.board.drawSoon();
   }
 
@@ -238,9 +259,20 @@ class Chart {
   }
 
   #menu(close) {
-    const button = (text, what) => h("button", { type: "button", on: { click: () => { close(); what(); } } }, text);
+    const entry = (text, what) => button({}, () => { close(); what(); }, text);
     const large = this.element.classList.contains("large");
-    return [button(large ? "As small as the others" : "Enlarge", () => this.#enlarge()), ["PNG", "SVG", "CSV"].map((form) => button(`Save as ${form}`, () => this.save(form.toLowerCase())))].flat();
+    return [this.#tallMenu(close), entry(large ? "As small as the others" : "Enlarge", () => this.#enlarge()), ["PNG", "SVG", "CSV"].map((form) => entry(`Save as ${form}`, () => this.save(form.toLowerCase())))].flat();
+  }
+
+  /** Choose the vertical range: as typed, without the highest and the lowest 2 % of the values, or of all. */
+  #tallMenu(close) {
+    const { board, key, plot } = this, values = () => (plot.what?.series ?? []).flatMap((each) => (each.faint ? [] : each.y.filter(Number.isFinite))).sort((a, b) => a - b);
+    const field = (name, value = 0) => h("input", { inputmode: "decimal", "aria-label": name, value: Number(value.toPrecision(4)) });
+    const from = field("Lowest value shown", plot.y?.low), to = field("Highest value shown", plot.y?.high);
+    const set = (...range) => { close(); board.tall(key, range.length ? range : null); };
+    return h("form", { class: "tall", on: { submit: (event) => { event.preventDefault(); set(Number(from.value), Number(to.value)); } } },
+      h("h4", {}, "Vertical range"), h("div", {}, from, "to", to, h("button", { type: "submit", class: "small" }, "Set")),
+      h("div", {}, button({ class: "small" }, () => { const all = values(); set(...[0.02, 0.98].map((part) => all[Math.round(part * (all.length - 1))] ?? 0)); }, "Without outliers"), board.tallOf(key) ? button({ class: "small" }, () => set(), "All") : null));
   }
 
   #enlarge() {
@@ -278,23 +310,23 @@ class Chart {
     const series = [], bands = [], groups = new Map(), many = ready.length > MANY;
     for (const [curve, points] of ready) {
       if (curve.group !== undefined) { groups.set(curve.group, [...(groups.get(curve.group) ?? []), [curve, points]]); continue; }
-      const about = { color: curve.color, dash: curve.dash, label: curve.label };
+      const about = { color: curve.color, dash: curve.dash, label: curve.label, key: curve.key };
       if (points.soft) {
         series.push({ ...about, ...points.raw, faint: true, alpha: 0.25, width: 1 });
         series.push({ ...about, ...points.soft, width: 1.75, raw: (place) => between(points.raw, place), curve, from: points });
       } else series.push({ ...about, ...points.raw, width: many ? 1 : 1.5, alpha: many ? 0.6 : 1, curve, from: points });
     }
     for (const members of groups.values()) {
-      const [{ color, dash, groupLabel: label }] = members[0], made = average(members.map(([, points]) => points.soft ?? points.raw), band);
-      bands.push({ x: made.x, low: made.low, high: made.high, color });
-      series.push({ x: made.x, y: made.mean, color, dash, label, width: 2 });
+      const [{ color, dash, key, groupLabel: label }] = members[0], made = average(members.map(([, points]) => points.soft ?? points.raw), band);
+      bands.push({ x: made.x, low: made.low, high: made.high, color, key });
+      series.push({ x: made.x, y: made.mean, color, dash, label, key, width: 2 });
     }
     this.#keys(series);
     const marks = this.marks.flatMap((mark) => {
       const at = board.xs(mark.run, { step: [mark.step], time: [mark.time ?? 0] })[0];
       return x === "time" && !mark.time ? [] : [{ ...mark, x: at, y: mark.value }];
     });
-    this.plot.set({ series: series.sort((a, b) => Boolean(b.faint) - Boolean(a.faint)), bands, marks, range, logx, logy: this.fixed ?? logy, unit: this.unit, along: x, title: AXES[x] });
+    this.plot.set({ series: series.sort((a, b) => Boolean(b.faint) - Boolean(a.faint)), bands, marks, range, tall: board.tallOf(this.key), focus: board.highlighted, logx, logy, unit: this.unit, along: x, title: AXES[x] });
   }
 
   /** Which dash, or which color, is what: one short line. */
@@ -305,7 +337,7 @@ class Chart {
     const text = shown.map(([name, each]) => `${name}${each.dash}${each.color}`).join();
     if (text === this.keyed) return;
     this.keyed = text;
-    this.legend.replaceChildren(...shown.map(([name, each]) => h("span", {}, h("span", { class: "swatch", css: { "border-top": `2px ${each.dash ? "dashed" : "solid"} ${several && each.curve?.part ? "currentColor" : `var(${each.color})`}` } }), name)));
+    this.legend.replaceChildren(...shown.map(([name, each]) => h("span", { on: several && !each.curve?.part ? { pointerenter: () => this.board.near(each.key), pointerleave: () => this.board.near(null) } : {} }, h("span", { class: "swatch", css: { "border-top": `2px ${each.dash ? "dashed" : "solid"} ${several && each.curve?.part ? "currentColor" : `var(${each.color})`}` } }), name)));
     this.legend.hidden = !shown.length;
   }
 

@@ -180,7 +180,7 @@ export class Data extends EventTarget {
   /** Curves between two steps, as dense as the source has them. */
   async between(id, names, from, to, weight = 0, points = POINTS) {
     const { series } = await this.source.series(id, names, { points, from: Math.floor(from), to: Math.ceil(to), smooth: weight });
-    return new Map(Object.entries(series).map(([name, curve]) => [name, { ...curve, value: curve.value.map(number), smooth: curve.smooth && { ...curve.smooth, value: curve.smooth.value.map(number) } }]));
+    return new Map(Object.entries(series).map(([name, curve]) => [name, prepared(curve, curve.smooth && weight)]));
   }
 
   /** Add a change to the curves whose answer did not have it yet. */

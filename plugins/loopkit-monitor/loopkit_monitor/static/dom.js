@@ -14,6 +14,22 @@ export function h(tag, props, ...children) {
   return element;
 }
 
+/** A button; `click` is called with its event. */
+export const button = (props, click, ...children) => h("button", { type: "button", ...props, on: { click } }, children);
+
+/** A dot of a color of the style sheet. */
+export const dot = (color) => h("span", { class: "dot", css: { background: `var(${color})` } });
+export const muted = (...children) => h("span", { class: "muted" }, children);
+export const toolbar = (...children) => h("div", { class: "tools" }, children);
+export const remark = (...children) => h("p", { class: "muted" }, children);
+
+/** What is shown where there is nothing. */
+export const empty = (title, text) => h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text));
+export const isThere = (value) => value !== undefined && value !== null && !Number.isNaN(value);
+
+/** The address of a run's page. */
+export const addressOf = (id, tab = "metrics") => `#/run/${encodeURIComponent(id)}/${tab}`;
+
 export const DASH = "\u2013";
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
@@ -114,6 +130,9 @@ export function svg(tag, attributes, ...children) {
   return element;
 }
 
+/** A text in a drawing. */
+export const label = (x, y, anchor, ...text) => svg("text", { x, y, "text-anchor": anchor }, text);
+
 /** Give the reader a file. */
 export function save(name, type, content) {
   const url = URL.createObjectURL(new Blob([content], { type }));
@@ -139,6 +158,14 @@ if (globalThis.document) {
   }, true);
 }
 
+/** Where the part of the page that scrolls an element ends. */
+function rightOf(element) {
+  for (let each = element.parentElement; each; each = each.parentElement) {
+    if (getComputedStyle(each).overflowY !== "visible") return Math.min(each.getBoundingClientRect().left + each.clientWidth, innerWidth);
+  }
+  return innerWidth;
+}
+
 /** A button that opens a box below it. `fill()` returns what is in the box, each time that it is opened. */
 export function popover(label, fill, props = {}) {
   const button = h("button", { type: "button", "aria-haspopup": "true", "aria-expanded": "false", ...props }, label);
@@ -158,10 +185,18 @@ export function popover(label, fill, props = {}) {
     opened.push(entry);
     const over = box.getBoundingClientRect();
     box.style.marginLeft = "0px";
-    if (over.right > innerWidth - 8) box.style.marginLeft = `${innerWidth - 8 - over.right}px`;
+    const edge = rightOf(element) - 8;
+    if (over.right > edge) box.style.marginLeft = `${edge - over.right}px`;
     box.querySelector("input, button, select")?.focus({ preventScroll: true });
   });
   return { element, button, close: () => { if (!box.hidden) entry.close(); } };
+}
+
+/** A field that is searched with. */
+export function searchField(name, value, change) {
+  const field = h("input", { type: "search", placeholder: name, "aria-label": name, value });
+  field.addEventListener("input", () => change(field.value));
+  return field;
 }
 
 /** A control with its name before it. */

@@ -6,6 +6,7 @@ export const UNITS = { value: num, bytes, percent, seconds: duration };
 export const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
 const MARGIN = { left: 56, right: 14, top: 8, bottom: 36 };
 const FONT_OF_TICKS = "11px system-ui, sans-serif";
+const NEAR = 16; // pixels from the pointer to a curve that is drawn above the others
 const MOST_IN_BOX = 12; // curves whose values the box at the cursor shows
 const SECONDS_STEPS = [1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
   ...[1, 2, 3, 6, 12, 24, 48, 120, 240, 480, 1200, 2400, 7200].map((hours) => hours * 3600)];
@@ -79,7 +80,7 @@ export function tick(value, unit) {
 }
 
 export class Plot {
-  /** `on.zoom(range)`, `on.cursor(x, plot)`; `name` is for readers that do not see. */
+  /** `on.zoom(range)`, `on.cursor(x, plot)`, `on.near(key)`; `name` is for readers that do not see. */
   constructor(name, height, on) {
     this.height = height;
     this.on = on;
@@ -101,11 +102,18 @@ export class Plot {
 
   end() { this.sizer.disconnect(); }
 
-  /** `series`: {x, y, color, dash, width, alpha, label, of}; `bands`: {x, low, high, color}; `marks`: {x, y, color, shape, title};
-   * `range` of x; `logx`, `logy`; `unit` of y; `along`: step, time or epoch. */
+  /** `series`: {x, y, color, dash, width, alpha, label, key}; `bands`: {x, low, high, color, key}; `marks`: {x, y, color, shape, title};
+   * `range` of x; `tall`: the range of y; `focus`: the key of what is drawn above the others; `logx`, `logy`; `unit` of y; `along`: step, time or epoch. */
   set(what) {
     this.what = what;
     this.draw();
+  }
+
+  /** Draw what has a key above the others. */
+  highlight(key) {
+    if (!this.what || !this.width || this.what.focus === key) return;
+    this.what.focus = key;
+    this.#paint(this.canvas.getContext("2d"));
   }
 
   resize(height) {
@@ -115,7 +123,7 @@ export class Plot {
   }
 
   #extent() {
-    const { series, bands, range, logx, logy } = this.what;
+    const { series, bands, range, tall, logx, logy } = this.what;
     let [left, right] = [Infinity, -Infinity];
     for (const { x } of [...series, ...bands]) {
       const first = logx ? x.find((each) => each > 0) : x[0];
@@ -132,6 +140,7 @@ export class Plot {
       for (let at = from; at < x.length && (x[at] <= right || at === from); at += 1) if (x[at] >= left) see(y[at]);
     }
     for (const band of bands) band.x.forEach((x, at) => { if (x >= left && x <= right) { see(band.low[at]); see(band.high[at]); } });
+    if (tall && !(logy && tall[0] <= 0)) return { left, right, low: tall[0], high: tall[1] };
     if (low > high) [low, high] = logy ? [0.1, 1] : [0, 1];
     if (logy) { if (low === high) [low, high] = [low / 2, high * 2]; else { const pad = (high / low) ** 0.05; [low, high] = [low / pad, high * pad]; } }
     else if (this.what.unit === "percent" && low >= 0 && high <= 100) [low, high] = [0, Math.max(high * 1.1, 10)];
@@ -156,7 +165,7 @@ export class Plot {
 
   ticks() {
     const { unit, along, logx, logy } = this.what, { x, y } = this;
-    const wide = Math.max(Math.floor((this.width - MARGIN.left) / 80), 2), tall = Math.max(Math.floor(this.height / 30), 2);
+    const wide = Math.max(Math.floor((this.width - MARGIN.left) / 64), 2), tall = Math.max(Math.floor(this.height / 30), 2);
     const across = (logx ? logTicks(x.low, x.high, wide) : linearTicks(x.low, x.high, wide, along === "time" ? SECONDS_STEPS : null).filter((each) => along !== "step" || Number.isInteger(each)));
     const up = logy ? logTicks(y.low, y.high, tall) : linearTicks(y.low, y.high, tall, unit === "seconds" ? SECONDS_STEPS : null);
     return { x: across.map((at) => [at, along === "time" ? clock(at) : tick(at, "value")]), y: up.map((at) => [at, tick(at, unit)]) };
@@ -190,10 +199,12 @@ export class Plot {
     pen.beginPath();
     pen.rect(MARGIN.left - 2, MARGIN.top - 2, width - MARGIN.left - MARGIN.right + 4, height - MARGIN.top - MARGIN.bottom + 4);
     pen.clip();
-    for (const band of bands) this.#band(pen, band);
-    for (const each of series) this.#line(pen, each);
+    const { focus = null } = this.what, found = focus !== null && series.some((each) => each.key === focus), back = (each) => found && each.key !== focus;
+    for (const band of bands) if (!back(band)) this.#band(pen, band);
+    for (const each of series) if (!found || back(each)) this.#line(pen, found ? { ...each, alpha: 0.15 } : each);
+    for (const each of series) if (found && !back(each)) this.#line(pen, { ...each, width: (each.width ?? 1.5) + (each.faint ? 0 : 1) });
     pen.restore();
-    for (const mark of marks) this.#mark(pen, mark); // one at the edge is whole
+    for (const mark of marks) if (!found || (mark.key ?? mark.run) === focus) this.#mark(pen, mark); // one at the edge is whole
   }
 
   /** The pixels of a curve; null is a gap. */
@@ -280,7 +291,7 @@ export class Plot {
     pen.stroke();
   }
 
-  // ------------------------------------------------------------------------------------------------------------ cursor
+  // --- cursor
 
   /** Show the cursor at an x; the box with values only if it is this plot's own. */
   cursor(x, own = false, top = null) {
@@ -288,6 +299,7 @@ export class Plot {
     this.own = own;
     this.pointer = top;
     this.#point();
+    if (x === null && this.nearest !== undefined) { this.nearest = undefined; this.on.near(null); }
   }
 
   #point() {
@@ -331,6 +343,8 @@ export class Plot {
     const { unit, along } = this.what, show = UNITS[unit];
     const place = found.reduce((best, each) => (Math.abs(each.x - this.at) < Math.abs(best.x - this.at) ? each : best)).x;
     const near = this.pointer === null ? null : found.reduce((best, each) => (Math.abs(this.y.to(each.y) - this.pointer) < Math.abs(this.y.to(best.y) - this.pointer) ? each : best));
+    const key = near && Math.abs(this.y.to(near.y) - this.pointer) < NEAR && new Set(found.map((each) => each.each.key)).size > 1 ? near.each.key : undefined;
+    if (key !== this.nearest) { this.nearest = key; this.on.near(key ?? null); }
     const ordered = [...found].sort((a, b) => b.y - a.y || 0);
     const at = Math.max(ordered.indexOf(near), 0), from = Math.max(Math.min(at - MOST_IN_BOX / 2, ordered.length - MOST_IN_BOX), 0);
     const marks = this.what.marks.filter((mark) => mark.title && Math.abs(this.x.to(mark.x) - left) < 5);

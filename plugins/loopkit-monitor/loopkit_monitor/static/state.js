@@ -3,7 +3,7 @@
 const TEXTS = { q: "", sort: "-updated", show: "first", group: "", band: "std", view: "charts", pane: "both", x: "step", chart: "", sx: "", sy: "", sc: "", media: "", zoom: "" };
 const NUMBERS = { smooth: 0 };
 const FLAGS = ["logx", "logy", "archived", "same", "shares"];
-const LISTS = ["on", "off", "col", "pin", "mode", "axis", "brush", "with", "hide"];
+const LISTS = ["on", "off", "col", "pin", "mode", "axis", "brush", "with", "hide", "tall"];
 const MOST = 400; // items of a list
 export const LONGEST_ADDRESS = 60_000;
 

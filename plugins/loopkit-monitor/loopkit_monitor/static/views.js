@@ -1,13 +1,12 @@
 // What is shown of a run: one function for each tab, which returns its element and how to end it.
 
 import { Board } from "./chart.js";
-import { DASH, ago, bytes, choice, count, duration, figure, flag, h, labelled, moment, num, number, percent, rowsOf, seldom, short, shown, svg, unitOf } from "./dom.js";
+import { DASH, ago, button, bytes, choice, count, dot, duration, empty, figure, flag, h, label, labelled, moment, muted, num, number, percent, remark, rowsOf, searchField, seldom, short, shown, svg, toolbar, unitOf } from "./dom.js";
 import { markdown } from "./markdown.js";
 import { rangeText } from "./state.js";
 
-const empty = (title, text) => h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text));
 const code = (text) => h("code", {}, text);
-const heading = (text, note) => h("h2", { class: "section" }, text, note ? h("span", { class: "muted" }, note) : null);
+const heading = (text, note) => h("h2", { class: "section" }, text, note ? muted(note) : null);
 
 /** A table; cells are text or elements. `numeric` are the columns that are aligned to the right, `long` those of texts. */
 function table(columns, rows, { numeric = [], long = [], label, classes = [] } = {}) {
@@ -25,7 +24,7 @@ const nowrap = (text) => h("span", { class: "nowrap", title: text.length > 30 ? 
 const bar = (share, name = "") => h("span", { class: "bar", "aria-hidden": "true" },
   h("span", { class: name, css: { width: `${Math.max(0, Math.min(share, 1)) * 100}%` } }));
 
-// --------------------------------------------------------------------------------------------------------------- charts
+// --- charts
 
 const UPDATES = /^(run\/)?(lr|loss_scale|skipped_updates|grad_norm|update_ratio)(\/|$)|^(?!final\/).*\/(grad_norm|loss_scale|skipped)$/;
 const SYSTEM = /^(resources\/|run\/throughput\/|run\/time_left$)/;
@@ -86,7 +85,7 @@ export function chartsOf(runs, kind, style) {
       const curves = some.flatMap(([label, found], at) => found.map((curve) => {
         if (runs.length < 2) return { ...curve, label, part: label, color: `--s${at % 8}`, dash: at ? 1 + ((at - 1) % 3) : 0 };
         const { color, dash, group, groupLabel } = style(curve.run);
-        const several = some.length > 1, own = { color, dash: several ? at % 4 : dash, part: several ? label : undefined };
+        const several = some.length > 1, own = { key: group ?? curve.run, color, dash: several ? at % 4 : dash, part: several ? label : undefined };
         return { ...curve, ...own, label: several ? `${curve.runName}: ${label}` : curve.runName,
           ...(group === undefined ? {} : { group: `${group}\n${label}`, groupLabel: several ? `${groupLabel}: ${label}` : groupLabel }) };
       }));
@@ -103,8 +102,8 @@ export function chartTools(board, state, change, more = []) {
   const soon = seldom(() => { change({ smooth: Number(smooth.value) }); board.refresh(); }, 30);
   smooth.addEventListener("input", () => { output.textContent = num(Number(smooth.value)); soon(); });
   const set = (changes) => { change(changes); board.refresh(); };
-  const all = h("button", { type: "button", id: "all", on: { click: () => board.zoom(null) } }, "Show all");
-  const element = h("div", { class: "tools" }, labelled("smoothing", h("span", { class: "slide" }, smooth, output)),
+  const all = button({ id: "all" }, () => board.zoom(null), "Show all");
+  const element = toolbar(labelled("smoothing", h("span", { class: "slide" }, smooth, output)),
     labelled("over", choice("Horizontal axis", [["step", "step"], ["time", "time"], ["epoch", "epoch"]], state().x, (x) => set({ x, zoom: "" }))),
     flag("log x", state().logx, (logx) => set({ logx })), flag("log y", state().logy, (logy) => set({ logy }), { id: "log" }), more, all);
   return { element, update: () => {
@@ -113,13 +112,11 @@ export function chartTools(board, state, change, more = []) {
   } };
 }
 
-/** Marks of checkpoints and of the best value, for the charts of one run. */
-function marksOf(detail, curve, run) {
-  const at = curve.name.replace(/\/(step|running)$/, ""), mode = detail.modes?.[at], [low, high, lowAt, highAt] = detail.best?.[curve.name] ?? [];
-  const made = [];
-  if (mode && at === curve.name && Number.isFinite(low)) made.push({ run, step: mode === "max" ? highAt : lowAt, value: mode === "max" ? high : low, color: curve.color, title: `the best ${curve.name}: ${num(mode === "max" ? high : low)}` });
-  return made;
-}
+/** Marks of the best values in a chart, as far as it is known which way they are better. */
+export const marksOf = (data, { curves }) => curves.flatMap(({ run, name, color }) => {
+  const { modes, extents } = data.runs.get(run) ?? {}, at = extents?.[name], max = modes?.[name] === "max", value = number(at?.[max ? 2 : 0]);
+  return modes?.[name] && Number.isFinite(value) ? [{ run, step: at[max ? 3 : 1], value, color, title: `the best ${name}: ${num(value)}` }] : [];
+});
 
 const first = (chart) => (/^loss$/.test(chart) ? 0 : /^loss /.test(chart) ? 2 : chart.endsWith(" within the epoch") ? 3 : 1);
 
@@ -135,12 +132,12 @@ function charts(kind, nothing) {
     const make = (some) => chartsOf(runsOf(some), kind, style).map((chart) => {
       const only = some.length === 1 ? some[0] : null;
       const kept = only ? saved(only).filter((row) => !row.gone).map((row) => ({ run: only.id, step: row.step, time: row.time, value: NaN, shape: "checkpoint", color: "--muted", title: `checkpoint at step ${count(row.step)}` })) : [];
-      return { ...chart, marks: only && kind === "metrics" ? [...kept, ...chart.curves.flatMap((curve) => marksOf(only, curve, only.id))] : [] };
+      return { ...chart, marks: only && kind === "metrics" ? [...kept, ...marksOf(data, chart)] : [] };
     });
     const found = make(details);
     if (!found.length) return { element: empty(...nothing) };
-    const board = new Board(data, () => boardLook(state()), (changes) => change({ zoom: rangeText(changes.range) }));
-    const filter = h("input", { type: "search", placeholder: "Filter charts", "aria-label": "Filter charts", value: state().chart });
+    const board = new Board(data, () => boardLook(state()), ({ range, tall }) => change(tall ?? { zoom: rangeText(range) }));
+    const filter = searchField("Filter charts", state().chart, (chart) => { change({ chart }); draw(); });
     const holder = h("div", { class: "charts" }), none = h("p", { class: "muted", hidden: true }, "No chart has such a name.");
     const tools = chartTools(board, state, (changes) => { change(changes); tools.update(); }, found.length > 4 ? [filter] : []);
     const draw = () => {
@@ -149,7 +146,6 @@ function charts(kind, nothing) {
       none.hidden = some.length > 0;
       tools.update();
     };
-    filter.addEventListener("input", () => { change({ chart: filter.value }); draw(); });
     draw();
     return { element: h("div", {}, tools.element, board.failure, none, holder), end: () => board.end(), zoomed: () => tools.update() };
   };
@@ -158,10 +154,10 @@ function charts(kind, nothing) {
 /** How charts are drawn, of the state of the address. */
 export function boardLook(state) {
   const [low, high] = state.zoom.split("..").map(Number);
-  return { smooth: state.smooth, x: state.x, logx: state.logx, logy: state.logy, band: state.band, range: state.zoom && high > low ? [low, high] : null };
+  return { smooth: state.smooth, x: state.x, logx: state.logx, logy: state.logy, band: state.band, talls: state.tall, range: state.zoom && high > low ? [low, high] : null };
 }
 
-// ----------------------------------------------------------------------------------------------------- hyperparameters
+// --- hyperparameters
 
 function parameters({ details, style, state, change }) {
   const several = details.length > 1;
@@ -173,33 +169,41 @@ function parameters({ details, style, state, change }) {
   const grid = (rows, label) => table(["name", ...details.map((detail) => runLabel(detail, style, several))], rows.map((row) => [parted(row.name), ...row.values]),
     { label, long: [0, ...details.map((_, at) => at + 1)], classes: rows.map((row) => (several && differs(row) ? "differs" : null)) });
   const holder = h("div", {});
-  const only = h("input", { type: "checkbox" });
-  only.checked = several && given.some(differs) && !state().same;
+  let only = several && given.some(differs) && !state().same;
   const draw = () => {
-    const wanted = given.filter((row) => !only.checked || differs(row));
+    const wanted = given.filter((row) => !only || differs(row));
     const [own, options] = [false, true].map((plugins) => wanted.filter((row) => row.name.startsWith("plugins.") === plugins));
-    holder.replaceChildren(...(own.length ? [grid(own, "hyperparameters")] : options.length ? [] : [h("p", { class: "muted" }, given.length ? "They do not differ." : "None were logged.")]),
+    holder.replaceChildren(...(own.length ? [grid(own, "hyperparameters")] : options.length ? [] : [remark(given.length ? "They do not differ." : "None were logged.")]),
       ...(options.length ? [heading("Options of the plugins"), grid(options, "options of the plugins")] : []));
   };
-  only.addEventListener("change", () => { change({ same: !only.checked }); draw(); });
   draw();
   const header = details[0].header ?? {};
   const about = Object.entries(header).filter(([key, each]) => !["resumed", "fit", "epoch", "step", "epochs_from"].includes(key) && each !== null)
     .map(([key, each]) => [key, key === "git" ? `${each.commit}${each.dirty ? ", with changed files" : ""}` : key === "time" ? moment(each) : key === "argv" && Array.isArray(each) ? each.join(" ") : key === "planned" && each ? planned(each) : shown(each)]);
   return { element: h("div", {},
     heading("Hyperparameters", several ? `${given.filter(differs).length} of ${given.length} differ` : `${given.length}`),
-    several ? h("div", { class: "tools" }, h("label", {}, only, "Only what differs")) : null,
+    toolbar(several ? flag("Only what differs", only, (on) => { only = on; change({ same: !on }); draw(); }) : null, details.map((detail) => copyButton(detail, several))),
     holder,
     reached.length ? [heading("Metrics", "the latest"), grid(reached, "metrics")] : null,
     heading(several ? `Environment of ${details[0].name}` : "Environment"),
-    about.length ? table(["what", "value"], about, { label: "environment", long: [1] }) : h("p", { class: "muted" }, "The log does not say."),
+    about.length ? table(["what", "value"], about, { label: "environment", long: [1] }) : remark("The log does not say."),
     details[0].config ? [heading("Configuration"), h("pre", {}, typeof details[0].config === "string" ? details[0].config : JSON.stringify(details[0].config, null, 2))] : null) };
 }
 
-const planned = (each) => Object.entries(each).filter(([, value]) => value !== null).map(([key, value]) => `${value} ${key}`).join(", ") || DASH;
-const runLabel = (detail, style, several) => (several ? h("span", {}, h("span", { class: "dot", css: { background: `var(${style(detail.id).color})` } }), detail.name) : "value");
+/** A button that copies the hyperparameters of a run, to paste them into a script or a file. */
+function copyButton(detail, several) {
+  const text = several ? `Copy those of ${detail.name}` : "Copy as JSON";
+  const made = button({ class: "small" }, async () => {
+    made.textContent = await navigator.clipboard?.writeText(JSON.stringify(detail.hyperparameters, null, 2)).then(() => "Copied", () => null) ?? "The browser does not allow it";
+    setTimeout(() => { made.textContent = text; }, 2000);
+  }, text);
+  return made;
+}
 
-// ----------------------------------------------------------------------------------------------------------------- plan
+const planned = (each) => Object.entries(each).filter(([, value]) => value !== null).map(([key, value]) => `${value} ${key}`).join(", ") || DASH;
+const runLabel = (detail, style, several) => (several ? h("span", {}, dot(style(detail.id).color), detail.name) : "value");
+
+// --- plan
 
 function plan({ details: [detail] }) {
   const rows = rowsOf(detail.plan), cost = rowsOf(detail.cost);
@@ -222,7 +226,7 @@ function plan({ details: [detail] }) {
       ordered.map(([name, { seconds, plugin }]) => [h("span", { class: "nowrap" }, name), share(seconds), bar(seconds / (whole || 1), plugin ? "" : "strong"), duration(seconds)]),
       { numeric: [1, 3], label: "time by plugin" }));
     const device = cost.filter((row) => row.hook === "device");
-    if (device.length) parts.push(h("p", { class: "muted" }, `On the device: ${device.map((row) => `${row.phase} ${duration(row.seconds)}`).join(", ")}.`));
+    if (device.length) parts.push(remark(`On the device: ${device.map((row) => `${row.phase} ${duration(row.seconds)}`).join(", ")}.`));
   }
   const phases = [...new Set(rows.map((row) => row.phase))];
   for (const phase of phases) {
@@ -242,7 +246,7 @@ function plan({ details: [detail] }) {
   return { element: h("div", {}, parts) };
 }
 
-// ---------------------------------------------------------------------------------------------------------------- model
+// --- model
 
 function model({ details: [detail] }) {
   const modules = detail.model?.modules;
@@ -268,19 +272,19 @@ function model({ details: [detail] }) {
   const hottest = Math.max(...[...profile.values()].map((row) => time(row, "own ") || 0), 0) || total;
   const heat = (seconds, most) => ({ "--heat": String(most ? Math.sqrt(Math.min(seconds / most, 1)) : 0) });
   const columns = ["module", "parameters", ...(profile.size ? ["forward", "backward", "own time", "activations", "memory"] : [])];
-  const lines = [];
+  const lines = [], cell = (props, ...children) => h("td", { role: "gridcell", ...props }, children);
   const add = (node, depth) => {
     const found = profile.get(node.name);
     const shapes = Object.entries(node.own).map(([key, shape]) => `${key} ${shape.length ? shape.join("\u00d7") : "scalar"}`).join(", ");
     const toggle = h("span", { class: "toggle", "aria-hidden": "true" });
     const line = h("tr", { role: "row", "aria-level": depth + 1, tabindex: lines.length ? -1 : 0, "aria-expanded": node.children.length ? "true" : null },
-      h("td", { role: "gridcell", css: { "padding-left": `${8 + depth * 16}px` } }, toggle, h("span", { class: "module" }, node.name.split(".").pop() || "model"), " ",
-        h("span", { class: "muted" }, node.type), shapes ? h("span", { class: "why" }, shapes) : null),
-      h("td", { role: "gridcell", class: "number", title: count(node.parameters) }, short(node.parameters)),
+      cell({ css: { "padding-left": `${8 + depth * 16}px` } }, toggle, h("span", { class: "module" }, node.name.split(".").pop() || "model"), " ",
+        muted(node.type), shapes ? h("span", { class: "why" }, shapes) : null),
+      cell({ class: "number", title: count(node.parameters) }, short(node.parameters)),
       profile.size ? [
-        ...["forward ", "backward "].map((kind) => h("td", { role: "gridcell", class: "number heat", css: heat(number(found?.[`${kind}seconds`]) || 0, total) }, found ? duration(number(found[`${kind}seconds`])) : DASH)),
-        h("td", { role: "gridcell", class: "number heat", css: heat(time(found, "own "), hottest) }, found && "forward own seconds" in found ? duration(time(found, "own ")) : DASH),
-        ...["activation bytes", "memory bytes"].map((key) => h("td", { role: "gridcell", class: "number" }, found ? bytes(number(found[key])) : DASH)),
+        ...["forward ", "backward "].map((kind) => cell({ class: "number heat", css: heat(number(found?.[`${kind}seconds`]) || 0, total) }, found ? duration(number(found[`${kind}seconds`])) : DASH)),
+        cell({ class: "number heat", css: heat(time(found, "own "), hottest) }, found && "forward own seconds" in found ? duration(time(found, "own ")) : DASH),
+        ...["activation bytes", "memory bytes"].map((key) => cell({ class: "number" }, found ? bytes(number(found[key])) : DASH)),
       ] : null);
     node.line = line;
     line.addEventListener("click", () => { turn(node); focus(node); });
@@ -313,14 +317,14 @@ function model({ details: [detail] }) {
   const every = (open) => { for (const node of lines) if (node.children.length) node.open = open || !node.parent; show(); };
   return { element: h("div", {},
     h("div", { class: "tools" },
-      h("span", { class: "muted" }, `${count(roots.reduce((sum, root) => sum + root.parameters, 0))} parameters in ${count(nodes.size)} modules`,
+      muted(`${count(roots.reduce((sum, root) => sum + root.parameters, 0))} parameters in ${count(nodes.size)} modules`,
         profile.size ? ` \u00b7 profiled at step ${count(detail.profile.step)}: the stronger the color, the longer` : ""),
-      h("button", { type: "button", on: { click: () => every(true) } }, "Open all"), h("button", { type: "button", on: { click: () => every(false) } }, "Close all")),
+      button({}, () => every(true), "Open all"), button({}, () => every(false), "Close all")),
     h("div", { class: "table" }, h("table", { role: "treegrid", "aria-label": "modules" },
       h("thead", {}, h("tr", { role: "row" }, columns.map((column, at) => h("th", { role: "columnheader", scope: "col", class: at ? "number" : null }, column)))), body))) };
 }
 
-// ---------------------------------------------------------------------------------------------------------- checkpoints
+// --- checkpoints
 
 /** Those that were saved, the latest first; `gone` are removed since. */
 export function saved(detail) {
@@ -363,7 +367,7 @@ function checkpoints({ details: [detail] }) {
     there.length ? grid(there, "checkpoints") : null, removed) };
 }
 
-// ---------------------------------------------------------------------------------------------------------------- media
+// --- media
 
 export const MEDIA = ["image", "figure", "histogram", "text", "table", "audio", "file"];
 const MOST_CARDS = 40;
@@ -377,9 +381,9 @@ function media({ data, details: [detail] }) {
     for (const entry of entries) if (entry.isIntersecting) { observer.unobserve(entry.target); cards.get(entry.target).load(); }
   }, { rootMargin: "200px" });
   const holder = h("div", { class: "cards" });
-  const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter media" });
+  const filter = searchField("Filter media", "", () => draw());
   let most = MOST_CARDS;
-  const more = h("button", { type: "button", on: { click: () => { most += MOST_CARDS; draw(); } } }, "Show more");
+  const more = button({}, () => { most += MOST_CARDS; draw(); }, "Show more");
   const draw = () => {
     const wanted = found.filter((each) => each.name.toLowerCase().includes(filter.value.toLowerCase()));
     observer.disconnect();
@@ -391,9 +395,8 @@ function media({ data, details: [detail] }) {
     }));
     more.hidden = wanted.length <= most;
   };
-  filter.addEventListener("input", draw);
   draw();
-  return { element: h("div", {}, found.length > 6 ? h("div", { class: "tools" }, filter) : null, holder, more),
+  return { element: h("div", {}, found.length > 6 ? toolbar(filter) : null, holder, more),
     end: () => observer.disconnect(),
     update: ({ details: [now] }) => {
       const totals = new Map(now.names.map((each) => [each.name, each.count]));
@@ -418,7 +421,7 @@ function card(data, id, { name, kind, count: total }) {
       const item = await get(index);
       if (mine !== asked) return;
       body.classList.remove("waiting");
-      body.replaceChildren(item ? mediaItem(data, id, item, kind) : h("p", { class: "muted" }, "It is not in the log any more."));
+      body.replaceChildren(item ? mediaItem(data, id, item, kind) : remark("It is not in the log any more."));
       where.textContent = item ? `step ${count(item.step)}, epoch ${count(item.epoch)}` : "";
     } catch (failure) {
       if (mine === asked) body.replaceChildren(h("p", { class: "notice bad" }, `It could not be read: ${failure.message}.`));
@@ -460,7 +463,7 @@ export function mediaItem(data, id, item, kind, shares = false) {
     if (columns[0] === "" && rows.length === columns.length - 1) return matrix(item.name, columns.slice(1), rows, shares);
     const drawn = curves(item.name, columns, rows);
     return h("div", {}, drawn, drawn ? h("details", {}, h("summary", {}, "Numbers"), made) : made,
-      rows.length > 200 ? h("p", { class: "muted" }, `and ${count(rows.length - 200)} more rows`) : null);
+      rows.length > 200 ? remark(`and ${count(rows.length - 200)} more rows`) : null);
   }
   if (kind === "file") return h("a", { href: data.source.file(id, item.file), download: item.path ?? "" }, item.path ?? item.file);
   return item.text === undefined ? h("pre", {}, JSON.stringify(item, null, 1)) : markdown(item.text);
@@ -482,11 +485,10 @@ function curves(name, columns, rows) {
   const y = (value) => tall - bottom - ((value - low) / (high - low)) * (tall - bottom - 8);
   const lines = rest.map((_, at) => svg("path", { class: "curve", stroke: `var(--s${at % 8})`,
     d: values.map((row, line) => (Number.isFinite(row[at]) ? `${line && Number.isFinite(values[line - 1][at]) ? "L" : "M"}${x(across[line]).toFixed(1)} ${y(row[at]).toFixed(1)}` : "")).join("") }));
-  const label = (at, down, text, anchor) => svg("text", { x: at, y: down, "text-anchor": anchor }, text);
   return h("div", { class: "plot" },
     svg("svg", { viewBox: `0 0 ${wide} ${tall}`, role: "img", "aria-label": `${name}: ${rest.join(", ")} over ${columns[0]}` },
-      [low, high].map((value) => [svg("line", { x1: left, x2: wide - 8, y1: y(value), y2: y(value) }), label(left - 6, y(value) + 4, num(value), "end")]),
-      label(left, tall - 14, num(across[0]), "middle"), label(wide - 8, tall - 14, num(across.at(-1)), "end"), label((left + wide) / 2, tall - 3, `${columns[0]} \u2192`, "middle"), lines),
+      [low, high].map((value) => [svg("line", { x1: left, x2: wide - 8, y1: y(value), y2: y(value) }), label(left - 6, y(value) + 4, "end", num(value))]),
+      label(left, tall - 14, "middle", num(across[0])), label(wide - 8, tall - 14, "end", num(across.at(-1))), label((left + wide) / 2, tall - 3, "middle", `${columns[0]} \u2192`), lines),
     h("p", { class: "keys" }, rest.map((each, at) => h("span", {}, h("i", { css: { background: `var(--s${at % 8})` }, "aria-hidden": "true" }), each))));
 }
 
@@ -514,10 +516,10 @@ function histogram({ counts = [], edges = [], name }) {
   });
   const drawn = svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `histogram of ${name}` }, bars);
   const sum = counts.reduce((all, each) => all + (number(each) || 0), 0);
-  return h("div", { class: "histogram" }, drawn, h("p", { class: "ends" }, h("span", {}, num(number(edges[0]))), h("span", { class: "muted" }, `${count(sum)} values`), h("span", {}, num(number(edges[edges.length - 1])))));
+  return h("div", { class: "histogram" }, drawn, h("p", { class: "ends" }, h("span", {}, num(number(edges[0]))), muted(`${count(sum)} values`), h("span", {}, num(number(edges[edges.length - 1])))));
 }
 
-// ------------------------------------------------------------------------------------------------------------- messages
+// --- messages
 
 /** How the run failed, or null. */
 export function problem(detail) {
@@ -541,17 +543,17 @@ function messages({ details: [detail] }) {
   const end = detail.end;
   return { element: h("div", {}, problem(detail),
     heading("Warnings", String(warnings.length)),
-    warnings.length ? h("ul", { class: "messages" }, warnings.map((each) => h("li", {}, h("span", { class: "muted" }, `step ${count(each.step)} \u00b7 ${moment(each.time)}`), h("pre", {}, each.text ?? JSON.stringify(each)))))
-      : h("p", { class: "muted" }, "None."),
+    warnings.length ? h("ul", { class: "messages" }, warnings.map((each) => h("li", {}, muted(`step ${count(each.step)} \u00b7 ${moment(each.time)}`), h("pre", {}, each.text ?? JSON.stringify(each)))))
+      : remark("None."),
     heading("Begins and ends"),
     table(["what", "when", "step", "epochs", "details"], [
       ...(end ? [["ended", nowrap(moment(end.time)), count(detail.step), count(detail.epoch), [end.reason, end.by, end.message].filter(Boolean).join(" \u00b7 ")]] : []),
       ...starts.map((each) => [each.resumed ? "went on" : "began", nowrap(moment(each.time)), count(each.step), count(each.epoch), ago(each.time)])],
     { numeric: [2, 3], label: "begins and ends" }),
-    detail.foreign ? h("p", { class: "muted" }, `${count(detail.foreign)} lines of the log are no records; they were left out.`) : null) };
+    detail.foreign ? remark(`${count(detail.foreign)} lines of the log are no records; they were left out.`) : null) };
 }
 
-// ----------------------------------------------------------------------------------------------------------------- tabs
+// --- tabs
 
 const names = (kind) => ({ details }) => details.flatMap((detail) => detail.names.filter((each) => each.kind === "value" && kindOf(each.name) === kind).map((each) => [detail.id, each.name]));
 const firstOf = (pick) => ({ details: [detail] }) => pick(detail);

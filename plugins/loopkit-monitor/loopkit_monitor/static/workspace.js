@@ -1,9 +1,9 @@
 // The home: a table of runs beside the charts of those that are shown.
 
-import { DASH, ago, choice, count, duration, figure, flag, h, labelled, moment, num, number, popover, seldom, shown } from "./dom.js";
+import { DASH, addressOf, ago, button, choice, count, dot, duration, figure, flag, h, labelled, moment, num, number, popover, searchField, seldom, shown, toolbar } from "./dom.js";
 import { FilterError, parseFilter } from "./filter.js";
 import { Board } from "./chart.js";
-import { boardLook, chartTools, chartsOf, kindOf } from "./views.js";
+import { boardLook, chartTools, chartsOf, kindOf, marksOf } from "./views.js";
 import { brushesOf, isBrushed, mediaView, parallelView, scatterView, settingsView } from "./compare.js";
 import { LONGEST_ADDRESS, rangeText, writeState } from "./state.js";
 
@@ -14,11 +14,20 @@ const MODES = { last: "last", min: "lowest", max: "highest" };
 const VIEWS = [["charts", "Charts"], ["parallel", "Parallel"], ["scatter", "Scatter"], ["settings", "Settings"], ["media", "Media"]];
 const byName = new Intl.Collator("en", { numeric: true });
 const byValue = (a, b) => (Number.isFinite(Number(a)) && Number.isFinite(Number(b)) ? a - b : byName.compare(a, b));
+/** Settings of the person first, then those of the optimizer, then what follows from the model and the data. */
+const importance = (name) => (/^(model\.|world_size$|loss_is_sum$|accumulate$)/.test(name) ? 3 : name === "seed" ? 2 : /^optimizer\b/.test(name) ? 1 : 0);
+const byImportance = (a, b) => importance(a.name) - importance(b.name) || byName.compare(a.name, b.name);
+const tagsOf = (run) => run.notes?.tags ?? [];
+/** What a filter knows beside columns. */
+const SPECIAL = { status: (run) => run.status, name: (run) => run.name, run: (run) => run.id, tag: tagsOf, tags: tagsOf, commit: (run) => run.git?.commit, note: (run) => run.notes?.note };
+const folderOf = (run) => run.id.slice(0, Math.max(run.id.lastIndexOf("/"), 0));
+const meanOf = (values) => values.reduce((sum, each) => sum + each, 0) / values.length;
 const isMissing = (value) => value === undefined || value === null || value === "" || Number.isNaN(value);
 
 export class Workspace {
   #most = ROWS_AT_ONCE;
-  #pop = [];
+  #path = false; // the runs of the table are in several folders
+  #before = null; // what was shown before one run was shown alone
 
   /** `get()` is the state of the address, `set(changes)` changes it. */
   constructor(data, get, set) {
@@ -28,22 +37,21 @@ export class Workspace {
     this.said = h("p", { id: "filter-said", class: "said", role: "status", hidden: true });
     this.total = h("span", { class: "muted" });
     this.shown = h("span", {});
+    this.wider = button({ class: "small wider" }, () => this.change({ pane: get().pane === "runs" ? "both" : "runs" }), );
     this.holder = h("div", { class: "table runs", tabindex: 0, role: "region", "aria-label": "runs" });
     this.nothing = h("div", { class: "empty", hidden: true });
     this.columnsPop = popover("Columns", () => this.#offer());
     this.group = h("span", {});
     this.panes = h("div", { class: "panes", role: "group", "aria-label": "What is shown" });
-    const base = (show, text) => h("button", { type: "button", class: "small", on: { click: () => this.change({ show, on: [], off: [] }) } }, text);
+    const base = (show, text) => button({ class: "small" }, () => this.change({ show, on: [], off: [] }), text);
     this.left = h("section", { class: "left", "aria-label": "Choose runs" },
-      h("div", { class: "bar-of-tools" }, this.search, this.total), this.said,
-      h("div", { class: "tools" }, h("span", { class: "eyes" }, this.shown, base("all", "All"), base("none", "None"), base("first", `First ${MOST_AT_FIRST}`)), this.group, this.columnsPop.element,
+      h("div", { class: "bar-of-tools" }, this.search, this.total, this.wider), this.said,
+      toolbar(h("span", { class: "eyes" }, this.shown, base("all", "All"), base("none", "None"), base("first", `First ${MOST_AT_FIRST}`)), this.group, this.columnsPop.element,
         flag("archived", get().archived, (archived) => this.change({ archived }))),
       this.holder, this.nothing);
-    this.board = new Board(data, () => boardLook(get()), ({ range }) => { this.set({ zoom: rangeText(range) }); this.tools.update(); });
+    this.board = new Board(data, () => boardLook(get()), ({ range, tall }) => { this.set(tall ?? { zoom: rangeText(range) }); this.tools.update(); }, (key) => this.point(key));
     this.kind = "metrics";
-    this.chartFilter = h("input", { type: "search", placeholder: "Filter charts", "aria-label": "Filter charts", value: get().chart });
-    this.chartFilter.addEventListener("input", () => this.change({ chart: this.chartFilter.value }));
-    this.tools = chartTools(this.board, get, (changes) => { this.set(changes); this.tools.update(); this.#drawViews(); }, [this.chartFilter]);
+    this.tools = chartTools(this.board, get, (changes) => { this.set(changes); this.tools.update(); this.#drawViews(); }, [searchField("Filter charts", get().chart, (chart) => this.change({ chart }))]);
     this.charts = h("div", { class: "charts" });
     this.more = h("div", { class: "more-charts" });
     this.tabs = h("div", { class: "tabs views", role: "tablist", "aria-label": "Views of the shown runs" });
@@ -67,9 +75,9 @@ export class Workspace {
     this.draw();
   }
 
-  // ----------------------------------------------------------------------------------------------------------- columns
+  // --- columns
 
-  #columns(runs) {
+  #columns(runs, listed) {
     const state = this.get(), metrics = new Map(), settings = new Map(), modes = new Map(state.mode.map((each) => { const at = each.lastIndexOf(":"); return [each.slice(0, at), each.slice(at + 1)]; }));
     for (const run of runs) {
       for (const name of Object.keys(run.last ?? {})) if (!metrics.has(name) && kindOf(name) === "metrics" && !/\/(step|running)$/.test(name)) metrics.set(name, null);
@@ -89,9 +97,14 @@ export class Workspace {
     });
     const val = made.filter((column) => column.name.startsWith("val/"));
     for (const column of (val.length ? val : made).slice(0, 4)) column.wanted = true;
-    const own = [...settings].sort(([a], [b]) => byName.compare(a, b)).map(([name, { differs, seen }]) => ({ key: `p:${name}`, name, differs: differs || (seen < runs.length && seen > 0), plugin: name.startsWith("plugins."), value: (run) => run.hyperparameters?.[name] }));
-    own.sort((a, b) => a.plugin - b.plugin);
-    for (const column of own.filter((each) => each.differs && !each.plugin).slice(0, 5)) column.wanted = true;
+    const own = [...settings].map(([name, { differs, seen }]) => ({ key: `p:${name}`, name, differs: differs || (seen < runs.length && seen > 0), plugin: name.startsWith("plugins."), value: (run) => run.hyperparameters?.[name] }));
+    for (const column of own) {
+      const texts = column.differs ? listed.map((run) => JSON.stringify(column.value(run))) : [];
+      Object.assign(column, { varies: new Set(texts).size > 1, told: texts.join() });
+    }
+    const once = (column) => !own.some((other) => other.told === column.told && byImportance(other, column) < 0); // not two of the same content
+    own.sort((a, b) => a.plugin - b.plugin || b.varies - a.varies || b.differs - a.differs || byImportance(a, b));
+    for (const column of own.filter((each) => (listed.length > 1 ? each.varies : each.differs) && !each.plugin && once(each)).slice(0, 5)) column.wanted = true;
     const fixed = [
       { key: "state", name: "state", wanted: true, value: (run) => run.status, draw: (run) => h("span", { class: "state-word", "data-status": run.status }, run.status) },
       { key: "epoch", name: "epoch", number: true, value: (run) => run.epoch, draw: (run) => (run.planned_epochs ? `${count(run.epoch)} / ${count(run.planned_epochs)}` : count(run.epoch)) },
@@ -100,7 +113,7 @@ export class Workspace {
       { key: "started", name: "started", number: true, value: (run) => run.started, draw: (run) => h("span", { title: moment(run.started) }, moment(run.started).slice(0, 16)) },
       { key: "updated", name: "updated", number: true, wanted: true, value: (run) => run.updated, draw: (run) => h("span", { title: moment(run.updated) }, ago(run.updated)) },
       { key: "commit", name: "commit", value: (run) => run.git?.commit?.slice(0, 8), draw: (run) => (run.git ? h("span", { title: run.git.commit }, run.git.commit.slice(0, 8), run.git.dirty ? h("span", { class: "dirty", title: "with changed files" }, " changed") : null) : DASH) },
-      { key: "tags", name: "tags", value: (run) => (run.notes?.tags ?? []).join(", ") },
+      { key: "tags", name: "tags", value: (run) => tagsOf(run).join(", ") },
     ].map((column) => ({ ...column, fixed: true }));
     const chosen = new Map(state.col.map((each) => [each.slice(1), each[0] === "+"]));
     const all = [...fixed.slice(0, 1), ...made, ...own, ...fixed.slice(1)];
@@ -112,28 +125,28 @@ export class Workspace {
   #offer() {
     const state = () => this.get();
     const line = (column) => {
-      const pin = h("button", { type: "button", class: "quiet small", "aria-pressed": String(column.pinned), "aria-label": `Pin ${column.name}`, on: { click: () => {
+      const pin = button({ class: "quiet small", "aria-pressed": String(column.pinned), "aria-label": `Pin ${column.name}` }, () => {
         const now = !state().pin.includes(column.key);
         pin.setAttribute("aria-pressed", String(now));
         this.change({ pin: now ? [...state().pin, column.key] : state().pin.filter((key) => key !== column.key) });
-      } } }, "pin");
+      }, "pin");
       return h("li", {}, flag(column.name, column.on, (on) => this.change({ col: [...state().col.filter((each) => each.slice(1) !== column.key), `${on ? "+" : "-"}${column.key}`] })), pin);
     };
     const part = (title, some, folded = false) => (some.length ? folded ? h("details", {}, h("summary", {}, `${title} (${some.length})`), h("ul", {}, some.map(line))) : [h("h4", {}, title), h("ul", {}, some.map(line))] : null);
     const all = this.columns;
     return [part("Settings", all.filter((column) => !column.metric && !column.fixed && !column.plugin)), part("Metrics", all.filter((column) => column.metric)), part("The run", all.filter((column) => column.fixed)),
-      part("Options of plugins", all.filter((column) => column.plugin), true), h("button", { type: "button", on: { click: () => { this.change({ col: [], pin: [] }); this.columnsPop.close(); } } }, "As at first")].flat(2).filter(Boolean);
+      part("Options of plugins", all.filter((column) => column.plugin), true), button({}, () => { this.change({ col: [], pin: [] }); this.columnsPop.close(); }, "As at first")].flat(2).filter(Boolean);
   }
 
-  // ------------------------------------------------------------------------------------------------------------- runs
+  // --- runs
 
   /** What a filter looks at: all words of a run, or the values of a name. */
   #look(run) {
-    const words = [run.id, run.name, run.status, ...(run.notes?.tags ?? []), run.git?.commit ?? ""].map((each) => String(each).toLowerCase());
+    const words = [run.id, run.name, run.status, ...tagsOf(run), run.git?.commit ?? ""].map((each) => String(each).toLowerCase());
     return (name) => {
       if (name === undefined) return words;
-      const low = name.toLowerCase(), special = { state: run.status, status: run.status, name: run.name, run: run.id, step: run.step, epoch: run.epoch, tag: run.notes?.tags, tags: run.notes?.tags, duration: run.updated - run.started, commit: run.git?.commit, note: run.notes?.note };
-      if (low in special) return [special[low]].flat().filter((each) => !isMissing(each));
+      const low = name.toLowerCase();
+      if (Object.hasOwn(SPECIAL, low)) return [SPECIAL[low](run)].flat().filter((each) => !isMissing(each));
       const own = this.columns.filter((column) => column.name.toLowerCase() === low), some = own.length ? own : this.columns.filter((column) => !column.fixed && new RegExp(`(^|[./_])${low.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}$`).test(column.name.toLowerCase()));
       return some.map((column) => column.value(run)).filter((each) => !isMissing(each));
     };
@@ -141,13 +154,13 @@ export class Workspace {
 
   #isKnown(name) {
     const low = name.toLowerCase();
-    return ["state", "status", "name", "run", "step", "epoch", "tag", "tags", "duration", "commit", "note"].includes(low) || this.columns.some((column) => column.name.toLowerCase() === low || (!column.fixed && column.name.toLowerCase().endsWith(low)));
+    return Object.hasOwn(SPECIAL, low) || this.columns.some((column) => column.name.toLowerCase() === low || (!column.fixed && column.name.toLowerCase().endsWith(low)));
   }
 
   #select() {
     const state = this.get(), all = [...this.data.runs.values()];
     const there = this.there = all.filter((run) => state.archived || !run.notes?.archived);
-    this.columns = this.#columns(there);
+    this.columns = this.#columns(there, there);
     let test = () => true, trouble = "";
     try {
       const parsed = parseFilter(state.q), strange = parsed.names.find((name) => !this.#isKnown(name));
@@ -167,40 +180,68 @@ export class Workspace {
     this.found = there.filter((run) => test(this.#look(run))).filter((run) => state.view !== "parallel" || isBrushed(run, this.columns, brushes)).map((run) => [by.value(run), run])
       .sort(([a, one], [b, other]) => live(other) - live(one) || (isMissing(a) || isMissing(b) ? isMissing(a) - isMissing(b) : way * order(a, b)) || byName.compare(one.id, other.id)).map(([, run]) => run);
     this.unbrushed = state.view === "parallel" ? there.filter((run) => test(this.#look(run))) : this.found;
+    if (this.unbrushed.length < there.length) this.columns = this.#columns(there, this.unbrushed);
+    this.#path = new Set(this.found.map(folderOf)).size > 1;
     const on = new Set(state.on), off = new Set(state.off), first = new Set(this.found.slice(0, MOST_AT_FIRST).map((run) => run.id));
     this.visible = this.found.filter((run) => on.has(run.id) || (!off.has(run.id) && (state.show === "all" || (state.show === "first" && first.has(run.id)))));
     this.#paint(all);
   }
 
-  /** Each shown run has a color that it keeps, as far as no other one has it; beyond eight, dashes differ. */
+  /** Each shown run has a color that it keeps: that of its place among the chosen ones, or of its age; beyond eight, dashes differ. */
   #paint(all) {
     const rank = new Map([...all].sort((a, b) => a.started - b.started || byName.compare(a.id, b.id)).map((run, at) => [run.id, at]));
     const state = this.get(), styles = this.styles = new Map(), groups = this.groups = new Map();
     const grouped = this.columns.find((column) => column.key === state.group);
     if (grouped) {
-      for (const run of this.visible) { const value = shown(grouped.value(run) ?? DASH); groups.set(value, [...(groups.get(value) ?? []), run]); }
-      [...groups.keys()].sort(byValue).forEach((value, at) => { for (const run of groups.get(value)) styles.set(run.id, { color: `--s${at % COLORS}`, dash: Math.floor(at / COLORS) % 4, group: value, groupLabel: `${grouped.name} ${value} (${groups.get(value).length})` }); });
+      const of = (run) => shown(grouped.value(run) ?? DASH), sign = state.sort.startsWith("-") ? -1 : 1, by = this.columns.find((column) => column.metric && column.key === state.sort.replace(/^-/, ""));
+      this.visible.sort((a, b) => byValue(of(a), of(b)));
+      for (const run of this.visible) groups.set(of(run), [...(groups.get(of(run)) ?? []), run]);
+      const means = new Map(by ? [...groups].map(([value, runs]) => [value, meanOf(runs.map(by.value).filter(Number.isFinite))]) : []), order = (a, b) => (by ? sign * (means.get(a) - means.get(b)) : 0) || byValue(a, b);
+      this.order = [...groups.keys()].sort(order);
+      [...groups].forEach(([value, runs], at) => { for (const run of runs) styles.set(run.id, { color: `--s${at % COLORS}`, dash: Math.floor(at / COLORS) % 4, group: value, groupLabel: `${grouped.name} ${value} (${runs.length})` }); });
       return;
     }
-    const taken = new Set(), ordered = [...this.visible].sort((a, b) => rank.get(a.id) - rank.get(b.id));
-    ordered.forEach((run, at) => {
-      let color = rank.get(run.id) % COLORS;
-      if (ordered.length <= COLORS) while (taken.has(color)) color = (color + 1) % COLORS;
-      else color = at % COLORS;
-      taken.add(color);
-      styles.set(run.id, { color: `--s${color}`, dash: ordered.length > COLORS ? Math.floor(at / COLORS) % 4 : 0 });
-    });
+    const ordered = [...this.visible].sort((a, b) => rank.get(a.id) - rank.get(b.id)), full = state.show === "first" && ordered.length === MOST_AT_FIRST;
+    const free = (taken) => { let place = 0; while (taken.has(place)) place += 1; return place; };
+    const places = new Map(ordered.map((run, at) => [run.id, state.show === "none" ? state.on.indexOf(run.id) : full ? rank.get(run.id) % COLORS : at])), taken = new Set();
+    for (const run of ordered) {
+      const place = taken.has(places.get(run.id)) ? free(taken) : places.get(run.id);
+      taken.add(place);
+      styles.set(run.id, { place, color: `--s${place % COLORS}`, dash: Math.floor(place / COLORS) % 4 });
+    }
   }
 
   #toggle(run) {
     const state = this.get(), isOn = this.visible.includes(run);
     const without = (list) => list.filter((id) => id !== run.id);
-    const first = this.visible.map((each) => each.id);
-    if (state.show === "first") this.change({ show: "none", on: isOn ? first.filter((id) => id !== run.id) : [...first, run.id], off: [] });
-    else this.change({ on: isOn ? without(state.on) : [...without(state.on), run.id], off: isOn && state.show === "all" ? [...without(state.off), run.id] : without(state.off) });
+    if (state.show === "all") { this.change({ on: without(state.on), off: isOn ? [...without(state.off), run.id] : without(state.off) }); return; }
+    const on = [...state.on]; // a place that is free is empty, so that the others keep their colors
+    if (state.show === "first") { on.length = 0; for (const each of this.visible) on[this.styles.get(each.id)?.place ?? on.length] = each.id; }
+    const list = Array.from(on, (id) => id ?? ""), at = list.indexOf(run.id), empty = list.indexOf("");
+    if (at >= 0) list[at] = ""; else if (empty >= 0) list[empty] = run.id; else list.push(run.id);
+    while (list.length && !list[list.length - 1]) list.pop();
+    this.change({ show: "none", on: list, off: [] });
   }
 
-  // ------------------------------------------------------------------------------------------------------------- draw
+  /** Show one run alone; once more, and those that were shown before are back. */
+  isolate(run) {
+    const { show, on, off } = this.get();
+    if (this.visible.length === 1 && this.visible[0] === run && this.#before) { this.change(this.#before); this.#before = null; return; }
+    this.#before = { show, on, off };
+    this.change({ show: "none", on: [run.id], off: [] });
+  }
+
+  /** Draw one run, or a group, above the others in all charts, and mark its rows; null for none. */
+  point(key, mine = null) {
+    if (key === this.pointed) return;
+    this.pointed = key;
+    this.board.highlight(key);
+    for (const row of this.body?.children ?? []) row.classList.toggle("pointed", key !== null && row !== mine && this.#keyOf(row.dataset.run) === key);
+  }
+
+  #keyOf(id) { const style = this.styles.get(id); return style ? style.group ?? id : null; }
+
+  // --- draw
 
   draw() {
     this.#select();
@@ -213,8 +254,9 @@ export class Workspace {
   #drawPanes() {
     const { pane } = this.get();
     this.element.dataset.pane = pane;
+    this.wider.textContent = pane === "runs" ? "With charts" : "Only the table";
     this.element.dataset.view = this.get().view; // a link to a view opens it on a phone, which has room for one half
-    this.panes.replaceChildren(...[["runs", "Runs"], ["both", "Both"], ["charts", "Charts"]].map(([value, text]) => h("button", { type: "button", class: `small pane-${value}`, "aria-pressed": String(pane === value), on: { click: () => this.change({ pane: value }) } }, text)));
+    this.panes.replaceChildren(...[["runs", "Runs"], ["both", "Both"], ["charts", "Charts"]].map(([value, text]) => button({ class: `small pane-${value}`, "aria-pressed": String(pane === value) }, () => this.change({ pane: value }), text)));
   }
 
   #drawTools() {
@@ -226,7 +268,7 @@ export class Workspace {
     const settings = this.columns.filter((column) => !column.metric && !column.fixed && (column.differs || column.key === state.group));
     const options = [["", "no"], ...settings.map((column) => [column.key, column.name])];
     this.group.replaceChildren(labelled("group by", choice("Group by", options, state.group, (group) => this.change({ group, show: group && state.show === "first" ? "all" : !group && state.show === "all" ? "first" : state.show }))),
-      state.group ? choice("Band", [["std", "mean \u00b1 std"], ["range", "lowest to highest"]], state.band, (band) => { this.change({ band }); this.board.refresh(); }) : "");
+      state.group ? choice("Band", [["std", "\u00b1 std"], ["range", "range"]], state.band, (band) => { this.change({ band }); this.board.refresh(); }) : "");
   }
 
   #drawTable() {
@@ -235,11 +277,11 @@ export class Workspace {
     this.holder.hidden = empty;
     this.nothing.hidden = !empty;
     if (empty) {
-      const clear = h("button", { type: "button", on: { click: () => { this.search.value = ""; this.change({ q: "", brush: [] }); } } }, "Clear the filter");
+      const clear = button({}, () => { this.search.value = ""; this.change({ q: "", brush: [] }); }, "Clear the filter");
       this.nothing.replaceChildren(...(data.failure ? [h("h2", {}, "No answer"), h("p", {}, `${data.failure.message}; it is asked again every two seconds.`)]
         : data.state === "loading" && data.seq === undefined ? [h("p", { class: "loading" }, "Loading the runs")]
           : this.there.length ? [h("h2", {}, "No run matches"), h("p", {}, "The filter takes words, comparisons such as lr<=0.1 or state!=crashed, and or not, and brackets."), clear]
-            : data.runs.size ? [h("h2", {}, "All runs are archived"), h("button", { type: "button", on: { click: () => this.change({ archived: true }) } }, "Show them")]
+            : data.runs.size ? [h("h2", {}, "All runs are archived"), button({}, () => this.change({ archived: true }), "Show them")]
               : [h("h2", {}, "No runs yet"), h("p", {}, "A run shows up here with the first line of its log. Add this to the plugins of a learner:"), h("pre", {}, 'Monitor("runs/first")')]));
       return;
     }
@@ -251,25 +293,26 @@ export class Workspace {
     const focused = this.holder.contains(document.activeElement) ? document.activeElement.dataset.key : null, wide = this.holder.scrollLeft, tall = this.holder.scrollTop;
     const sorted = (key) => (state.sort.replace(/^-/, "") === key ? (state.sort.startsWith("-") ? "descending" : "ascending") : null);
     const head = (title, key, more = null, right = false) => h("th", { scope: "col", class: right ? "number" : null, "aria-sort": sorted(key) },
-      h("button", { type: "button", class: "sort", "data-key": key, title: `${title}: sort`, on: { click: () => this.change({ sort: sorted(key) === "ascending" ? `-${key}` : sorted(key) === "descending" ? key : (this.columns.find((column) => column.key === key)?.mode === "max" || ["updated", "started", "duration"].includes(key) ? `-${key}` : key) }) } }, title), more);
-    const modeOf = (column) => h("button", { type: "button", class: "sort mode", "data-key": `mode ${column.key}`, title: column.declared ? "as the run declares" : "no plugin declares which way it is better: choose", "aria-label": `${column.name}: ${column.word}. Change`, on: { click: () => {
+      button({ class: "sort", "data-key": key, title: `${title}: sort` }, () => this.change({ sort: sorted(key) === "ascending" ? `-${key}` : sorted(key) === "descending" ? key : (this.columns.find((column) => column.key === key)?.mode === "max" || ["updated", "started", "duration"].includes(key) ? `-${key}` : key) }), title), more);
+    const modeOf = (column) => button({ class: "sort mode", "data-key": `mode ${column.key}`, title: column.declared ? "as the run declares" : "no plugin declares which way it is better: choose", "aria-label": `${column.name}: ${column.word}. Change` }, () => {
       const next = { last: "max", max: "min", min: "last" }[column.mode];
       this.change({ mode: [...state.mode.filter((each) => !each.startsWith(`${column.name}:`)), ...(next === (column.declared ?? "last") ? [] : [`${column.name}:${next}`])] });
-    } } }, column.word);
+    }, column.word);
     const isNumber = new Map(columns.map((column) => [column.key, Boolean(column.metric || column.number || this.found.slice(0, 200).every((run) => isMissing(column.value(run)) || typeof column.value(run) === "number"))]));
     this.row = (run) => {
       const style = this.styles.get(run.id), isOn = Boolean(style);
-      return h("tr", { class: isOn ? "on" : null, "data-run": run.id },
-        h("td", { class: "eye-cell" }, h("button", { type: "button", class: "eye", "data-key": `eye ${run.id}`, "aria-pressed": String(isOn), "aria-label": `Show ${run.name} in the charts`, title: isOn ? "hide in the charts" : "show in the charts", css: { "--run": isOn ? `var(${style.color})` : "transparent" }, on: { click: () => this.#toggle(run) } }, h("span", { class: "dot", "aria-hidden": "true" }))),
-        h("th", { scope: "row", class: "run-cell" }, h("a", { href: `#/run/${encodeURIComponent(run.id)}/metrics`, "data-key": `run ${run.id}`, title: run.id }, run.name === "." ? "run" : run.name), run.name !== run.id && run.id !== "." ? h("span", { class: "path muted" }, run.id) : null,
-          (run.notes?.tags ?? []).map((tag) => h("span", { class: "tag" }, tag)), run.notes?.archived ? h("span", { class: "tag" }, "archived") : null),
+      const noted = run.notes?.name ? run.id : this.#path ? folderOf(run) : "";
+      const row = h("tr", { class: isOn ? "on" : null, "data-run": run.id, on: { pointerenter: () => this.point(this.#keyOf(run.id), row), pointerleave: () => this.point(null), focusin: () => this.point(this.#keyOf(run.id), row), focusout: () => this.point(null) } },
+        h("td", { class: "eye-cell" }, button({ class: "eye", "data-key": `eye ${run.id}`, "aria-pressed": String(isOn), "aria-label": `Show ${run.name} in the charts`, title: `${isOn ? "hide in" : "show in"} the charts; with Alt: only this run`, css: { "--run": isOn ? `var(${style.color})` : "transparent" } }, (event) => (event.altKey ? this.isolate(run) : this.#toggle(run)), h("span", { class: "dot", "aria-hidden": "true" }))),
+        h("th", { scope: "row", class: "run-cell" }, h("a", { href: addressOf(run.id), "data-key": `run ${run.id}`, title: run.id }, run.name === "." ? "run" : run.name), noted && run.id !== "." ? h("span", { class: "path muted" }, noted) : null,
+          tagsOf(run).map((tag) => h("span", { class: "tag" }, tag)), run.notes?.archived ? h("span", { class: "tag" }, "archived") : null),
         columns.map((column) => {
-          const value = column.value(run), text = column.draw ? column.draw(run) : isMissing(value) ? DASH : column.metric ? figure(column.name, value) : typeof value === "number" ? num(value) : shown(value);
-          const top = column.metric && value === best.get(column.key);
-          return h("td", { class: [isNumber.get(column.key) ? "number" : "", top ? "best" : ""].join(" ").trim() || null, title: top ? `the best ${column.name} of these runs` : null }, text);
+          const value = column.value(run), text = column.draw ? column.draw(run) : isMissing(value) ? DASH : column.metric ? figure(column.name, value) : column.fixed && typeof value === "number" ? num(value) : shown(value);
+          const most = best.get(column.key), top = column.metric && value === most;
+          return h("td", { class: [isNumber.get(column.key) ? "number" : "", top ? "best" : ""].join(" ").trim() || null, title: top ? `the best ${column.name} of these runs` : column.metric && Number.isFinite(most) && Number.isFinite(value) ? `${num(Number(Math.abs(value - most).toPrecision(3)))} ${column.mode === "max" ? "below" : "above"} the best` : null }, text);
         }));
+      return row;
     };
-    this.rowOf = this.found;
     this.body = h("tbody", {});
     this.holder.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "eye-cell" }, h("span", { class: "unseen" }, "shown")), head("run", "name"), columns.map((column) => head(column.name, column.key, column.metric ? modeOf(column) : null, isNumber.get(column.key))))), this.body));
     this.#fill();
@@ -277,15 +320,15 @@ export class Workspace {
     Object.assign(this.holder, { scrollLeft: wide, scrollTop: tall });
   }
 
-  /** Make the rows that are to be seen, or soon are; runs of a group stand together, with its mean. */
+  /** Make the rows that are to be seen, or soon are; groups have their means above them. */
   #fill() {
     const columns = this.columns.filter((column) => column.on).sort((a, b) => b.pinned - a.pinned);
     this.body.append(...this.found.slice(this.body.querySelectorAll("tr[data-run]").length, this.#most).map(this.row));
     if (this.groups.size && !this.body.querySelector(".group")) {
-      this.body.prepend(...[...this.groups].sort(([a], [b]) => byValue(a, b)).map(([value, runs]) => h("tr", { class: "group" },
-        h("td", { class: "eye-cell" }, h("span", { class: "dot", css: { background: `var(${this.styles.get(runs[0].id).color})` } })), h("th", { scope: "row", class: "run-cell" }, `${value}, ${runs.length} run${runs.length === 1 ? "" : "s"}`),
+      this.body.prepend(...this.order.map((value) => h("tr", { class: "group", on: { pointerenter: () => this.point(value), pointerleave: () => this.point(null) } },
+        h("td", { class: "eye-cell" }, dot(this.styles.get(this.groups.get(value)[0].id).color)), h("th", { scope: "row", class: "run-cell" }, `${value}, ${this.groups.get(value).length} runs`),
         columns.map((column) => {
-          const values = runs.map(column.value).filter(Number.isFinite), mean = values.reduce((sum, each) => sum + each, 0) / values.length;
+          const values = this.groups.get(value).map(column.value).filter(Number.isFinite), mean = meanOf(values);
           const spread = Math.sqrt(values.reduce((sum, each) => sum + (each - mean) ** 2, 0) / values.length);
           return h("td", { class: "number" }, column.metric && values.length ? `${num(mean)} \u00b1 ${num(Number(spread.toPrecision(2)))}` : "");
         }))));
@@ -322,11 +365,7 @@ export class Workspace {
     const kinds = ["metrics", ...(state.hide.includes("updates") ? ["updates"] : []), ...(state.hide.includes("system") ? ["system"] : [])];
     const single = runs.length === 1 && !this.groups.size;
     const all = kinds.flatMap((kind) => chartsOf(single ? [runs[0]] : runs, kind, style)).filter((chart) => `${chart.title} ${chart.curves.map((curve) => curve.name).join(" ")}`.toLowerCase().includes(wanted));
-    const marks = (chart) => (runs.length > 12 || this.groups.size ? [] : chart.curves.flatMap((curve) => {
-      const run = this.data.runs.get(curve.run), mode = run?.modes?.[curve.name], at = run?.extents?.[curve.name];
-      return mode && at ? [{ run: curve.run, step: mode === "max" ? at[3] : at[1], value: number(mode === "max" ? at[2] : at[0]), color: curve.color, title: `the best of ${run.name}` }] : [];
-    }));
-    const elements = this.board.show(all.map((chart) => ({ ...chart, marks: marks(chart) })));
+    const elements = this.board.show(all.map((chart) => ({ ...chart, marks: runs.length > 12 || this.groups.size ? [] : marksOf(this.data, chart) })));
     if (elements.length !== this.charts.children.length || elements.some((element, at) => element !== this.charts.children[at])) this.charts.replaceChildren(...elements);
     if (!elements.length) this.charts.replaceChildren(h("div", { class: "empty" }, h("h2", {}, this.visible.length ? "No chart has such a name" : this.found.length ? "No run is shown" : "Nothing to draw"), h("p", {}, this.visible.length ? "Change the filter of the charts." : "Click on the eyes of some runs in the table.")));
     this.more.replaceChildren(...["updates", "system"].map((kind) => flag({ updates: "Also learning rates and gradients", system: "Also the machine" }[kind], state.hide.includes(kind), (on) => this.change({ hide: on ? [...state.hide, kind] : state.hide.filter((each) => each !== kind) }))));
@@ -341,6 +380,12 @@ export class Workspace {
     const to = all[Math.max(0, Math.min(all.length - 1, here < 0 ? 0 : here + by))];
     to?.focus();
     to?.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Show the run that has the focus alone, or those that were shown before. */
+  isolateFocused() {
+    const run = this.data.runs.get(document.activeElement?.closest?.("tr[data-run]")?.dataset.run);
+    if (run) this.isolate(run);
   }
 
   /** Show or hide the run that has the focus. */
