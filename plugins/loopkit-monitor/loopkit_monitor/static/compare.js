@@ -87,7 +87,7 @@ export function isBrushed(run, columns, brushes) {
 
 export function parallelView({ runs, columns, state, change, style }) {
   const own = columns.filter((column) => !column.fixed);
-  const guess = [...own.filter((column) => !column.metric && column.differs && !column.plugin).slice(0, 5), ...own.filter((column) => column.metric && column.wanted).slice(0, 2)];
+  const guess = [...own.filter((column) => !column.metric && column.wanted), ...own.filter((column) => column.metric && column.wanted).slice(0, 2)];
   const axes = state.axis.length ? state.axis.map((key) => own.find((column) => column.key === key)).filter(Boolean) : guess;
   const offer = toolbar(labelled("add an axis", choice("Add an axis", [["", "\u2026"], ...optionsOf(own.filter((column) => !axes.includes(column)))], "", (key) => key && change({ axis: [...axes.map((axis) => axis.key), key].slice(-MOST_AXES) }))),
     state.brush.length ? button({}, () => change({ brush: [] }), "Clear the brushes") : muted("Drag along an axis to choose runs; the table shows the same ones."));
