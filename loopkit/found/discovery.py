@@ -47,8 +47,7 @@ HOMES = {
 }
 """The plugins of the project's distributions."""
 COMMAND_HOMES = {
-    "loopkit-eject": "eject",
-    "loopkit-files": "explain run",
+    "loopkit-files": "eject explain run",
     "loopkit-insight": "replay",
     "loopkit-mlflow": "mlflow",
     "loopkit-monitor": "monitor report runs watch",

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from loopkit.commands import argument, say, standalone
-from loopkit_eject import EjectError, eject_config
-from loopkit_files import load
 from loopkit_files.commands import CONFIG, SET, reporting
+from loopkit_files.document import load
+from loopkit_files.plain import EjectError, eject_config
 
 __all__ = ["eject"]
 

@@ -52,10 +52,9 @@ from loopkit.schedules import (
     step,
     warmup,
 )
-from loopkit_eject import EjectError, eject, eject_config
-from loopkit_eject.code import expression, quoted, wrapped
-from loopkit_eject.formulas import formula
-from loopkit_files import Config, load
+from loopkit_files import Config, EjectError, eject, eject_config, load
+from loopkit_files.plain.code import expression, quoted, wrapped
+from loopkit_files.plain.formulas import formula
 
 EPOCHS = {"epochs": 2}
 

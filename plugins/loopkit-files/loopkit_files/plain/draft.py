@@ -13,7 +13,7 @@ import torch
 
 from loopkit.author import Every, is_sum
 from loopkit.learner import Learner
-from loopkit_eject.code import number
+from loopkit_files.plain.code import number
 
 __all__ = ["TAB", "Accumulator", "Draft", "Limits", "Place", "loop"]
 

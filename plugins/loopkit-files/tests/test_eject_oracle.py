@@ -38,8 +38,8 @@ from loopkit.plugins import (
     WeightAverage,
 )
 from loopkit.schedules import cosine, linear, warmup
-from loopkit_eject import eject
-from loopkit_eject.code import is_taken
+from loopkit_files import eject
+from loopkit_files.plain.code import is_taken
 
 
 @pytest.fixture(autouse=True)

@@ -40,9 +40,9 @@ from loopkit.plugins import (
     TorchSchedule,
     WeightAverage,
 )
-from loopkit_eject.code import NoWrittenForm, call_of, identifier, literal, name_of, number, quoted
-from loopkit_eject.draft import TAB, Accumulator, Draft
-from loopkit_eject.formulas import formula
+from loopkit_files.plain.code import NoWrittenForm, call_of, identifier, literal, name_of, number, quoted
+from loopkit_files.plain.draft import TAB, Accumulator, Draft
+from loopkit_files.plain.formulas import formula
 
 __all__ = ["write"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loopkit import schedules
-from loopkit_eject.code import NoWrittenForm, name_of, number
+from loopkit_files.plain.code import NoWrittenForm, name_of, number
 
 __all__ = ["Formula", "formula"]
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopkit import Learner
-from loopkit_eject import eject
+from loopkit_files import eject
 
 SAMPLES = 31  # in batches of 4: 8 steps, the last with 3 samples; windows of 3 leave a tail of two
 

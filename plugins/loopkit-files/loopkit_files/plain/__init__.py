@@ -11,17 +11,15 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from loopkit_eject import _core as _core  # isort: split
-
 from loopkit.author import Every, check_count, nearest, no_loss_fn
 from loopkit.errors import LoopkitError
 from loopkit.events import UpdateBegin
 from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
-from loopkit_eject.code import WIDTH, NoWrittenForm, expression, literal, sorted_imports, wrapped
-from loopkit_eject.draft import TAB, Draft, Limits, loop
-from loopkit_eject.parts import write
-from loopkit_files import Config
+from loopkit_files.document import Config
+from loopkit_files.plain.code import WIDTH, NoWrittenForm, expression, literal, sorted_imports, wrapped
+from loopkit_files.plain.draft import TAB, Draft, Limits, loop
+from loopkit_files.plain.parts import write
 
 __all__ = ["EjectError", "eject", "eject_config"]
 
