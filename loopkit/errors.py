@@ -32,6 +32,7 @@ __all__ = [
     "StateError",
     "StepResultError",
     "StepStateError",
+    "UnknownNameError",
     "WorldError",
 ]
 __dir__ = __all__.copy
@@ -47,6 +48,13 @@ class ArgumentError(LoopkitError, ValueError):
 
 class CallError(LoopkitError, TypeError):
     """A call has an unknown argument, too many of them, or lacks one, such as ``fit(train, updates=100)``."""
+
+
+class UnknownNameError(LoopkitError, KeyError):
+    """No model, optimizer, phase, plugin or metric has this name, as in ``learner.models["gen"]``."""
+
+    __str__ = Exception.__str__
+    """The message as it is; a ``KeyError`` would show it in quotes."""
 
 
 class EventError(LoopkitError, ValueError):

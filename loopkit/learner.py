@@ -13,6 +13,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
+from loopkit.base import devices
 from loopkit.base.generators import seed_everything
 from loopkit.base.notes import warn
 from loopkit.base.words import check_call, is_count, takes
@@ -600,7 +601,7 @@ class Learner:
             device: Where the outputs go, each batch as soon as it is made; None: they stay where the model made them.
             everywhere: False: where several processes share the data, only rank 0 gets the outputs, the others None.
         """
-        place = None if device is None else torch.device(device)
+        place = None if device is None else devices.parse("predict", device, error=ArgumentError)
         return predict(self._core, self.phases.of("predict", phase), data, place, everywhere)
 
     @_takes(loader="give predict_batches(data)", batch_size="give it to the loader")

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopkit.base.words import nearest
+from loopkit.errors import PluginError
+
 Event = torch.Event
 NAMES = ("cpu", "cuda", "mps", "xpu")
 """Types that people give."""
@@ -25,6 +28,37 @@ LATE = {"cuda"}
 NARROW = {"mps"}
 """Types without float64."""
 HOST = torch.device("cpu")
+
+
+def parse(
+    owner: str,
+    value: Any,
+    words: Sequence[str] = (),
+    *,
+    option: str = "device",
+    error: type[Exception] = PluginError,
+) -> torch.device:
+    """Return the torch device that an option names.
+
+    Args:
+        owner: The class or function that has the option, for the message.
+        value: Its value.
+        words: Further values that the option takes, for the message.
+        option: Its name.
+        error: The class of the error.
+
+    Raises:
+        PluginError: It names none; or ``error``. The message has the nearest name.
+    """
+    try:
+        return torch.device(value)
+    except (RuntimeError, TypeError) as caught:
+        word = str(value).lower().partition(":")[0]
+        hint = nearest(ALIASES.get(word, word), (*words, *NAMES))
+        others = "".join(f", or {each!r}" for each in words)
+        raise error(
+            f"{owner}: {option} is {value!r:.80}: it is a torch device, such as 'cuda:0'{others}{hint}"
+        ) from caught
 
 
 def accelerator() -> torch.device | None:

@@ -12,11 +12,17 @@ from loopkit.errors import CallError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+SHORTEST = 3
+"""Letters from which the beginning of a name stands for it."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for a close spelling among ``known``, else an empty string."""
-    close = get_close_matches(word, sorted(set(known)), n=1, cutoff=0.75)
+    """`` (did you mean 'x'?)`` for a close spelling among ``known``, or the only one that it begins, else nothing."""
+    known = sorted(set(known))
+    close = get_close_matches(word, known, n=1, cutoff=0.75)
+    if not close and len(word) >= SHORTEST:
+        begun = [each for each in known if each.startswith(word)]
+        close = begun if len(begun) == 1 else []
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -57,6 +57,8 @@ def argument(*names: str, **options: Any) -> Argument:
     return Argument(names, options)
 
 
+ASSIGNMENT = "KEY=VALUE"
+"""The placeholder of options that take a key and its value in one word."""
 JSON = argument("--json", action="store_true", help="print JSON, for scripts")
 
 
@@ -249,9 +251,20 @@ class Parser(argparse.ArgumentParser):
         """As argparse does; words that are left over are an error, with the nearest spelling."""
         self._words = sys.argv[1:] if args is None else list(args)
         found, unknown = super().parse_known_args(args, namespace)
+        self._check_assignments()
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], self._option_string_actions)}")
         return found, unknown
+
+    def _check_assignments(self) -> None:
+        """Exit with 2 for ``--set key value``, where an option takes ``KEY=VALUE``."""
+        options = {name for name, each in self._option_string_actions.items() if each.metavar == ASSIGNMENT}
+        for at, option in enumerate(self._words):
+            key = self._words[at + 1] if at + 1 < len(self._words) else "="
+            values = [word for word in self._words[at + 2 : at + 4] if word != "="]
+            value = values[0].removeprefix("=") if values else "--"
+            if option in options and "=" not in key and not value.startswith("--"):
+                self.error(f"{option} {key} has no '=': write {option} {key}={value}")
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2. Where something is required, an option that was misspelt may be why."""

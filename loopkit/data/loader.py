@@ -57,6 +57,20 @@ class Loader(ABC):
     hands_on: ClassVar[bool] = False
     """Whether its batches come unchanged from its source: then the source's ``count_samples`` counts them, too."""
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Raise for a class that does not define `batches`."""
+        if cls is Loader:
+            raise LoaderError(
+                "Loader is the base of loaders: write TensorLoader(inputs, targets, batch_size=32) for tensors in "
+                "memory, from_function(...) for batches that a function makes, or a DataLoader of torch"
+            )
+        if missing := sorted(cls.__abstractmethods__):
+            raise LoaderError(
+                f"{cls.__name__} does not define {', '.join(missing)}: write "
+                f"def batches(self, epoch, start, indices=None), which yields the batches of an epoch"
+            )
+        return super().__new__(cls)
+
     def __init__(self, source: Loader | Shares | None = None, *, steps: int | None = None) -> None:
         if not isinstance(source, (Loader, Shares, type(None))):
             raise LoaderError(f"{type(self).__name__} was given {describe(source)}: it takes a loader of loopkit.data")

@@ -55,7 +55,9 @@ class Prefetch(Loader):
                 f"DataLoader works ahead by itself: DataLoader(..., num_workers=2, pin_memory=True)"
             )
         super().__init__(loader)
-        self.device = devices.local_device() if device == "auto" else devices.indexed(torch.device(device))
+        own = device == "auto"
+        place = devices.local_device() if own else devices.parse("Prefetch", device, ("auto",), error=LoaderError)
+        self.device = place if own else devices.indexed(place)
         self.resident = bool(resident)
         self._kept: Loader | None = None
         """The loader with its tensors on the device."""

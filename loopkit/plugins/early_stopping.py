@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.base import sharded
+from loopkit.base import devices, sharded
 from loopkit.base.options import Shown
 from loopkit.base.words import nearest
 from loopkit.criteria import Criterion, Mode, NumberSinceBest, better, checked_mode, direction, is_better
@@ -292,7 +292,4 @@ def _patience(patience: int, min_delta: float) -> NumberSinceBest:
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:
-    try:
-        return None if device is None else torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise PluginError(f"EarlyStopping: best_device is {device!r}: it is a torch device, such as 'cpu'") from error
+    return None if device is None else devices.parse("EarlyStopping", device, option="best_device")

@@ -222,7 +222,7 @@ class ClipGradValue(Shown):
         name: The plugin's name.
 
     Raises:
-        PluginError: ``max_value`` is no number above 0.
+        PluginError: ``max_value`` is no number above 0, or (when the fit begins) a trained parameter is complex.
     """
 
     provides = "clip"
@@ -231,6 +231,16 @@ class ClipGradValue(Shown):
         checks.positive("ClipGradValue", max_value=max_value, infinite=True)
         self.max_value = max_value
         self.name = name
+
+    @hookimpl
+    def fit_begin(self, learner: Learner) -> None:
+        """Raise for complex parameters, whose gradients have no order."""
+        for name, parameter in learner.models.named_parameters():
+            if parameter.is_complex() and parameter.requires_grad:
+                raise PluginError(
+                    f"plugin {self.name!r}: parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, and "
+                    f"complex numbers have no largest value: use ClipGradNorm, which limits the norm"
+                )
 
     @hookimpl(updates=("grads",), traced=())
     def update_begin(self, step: Step) -> None:

@@ -20,7 +20,7 @@ from loopkit import schedules
 from loopkit.base import checks
 from loopkit.base.notes import warn
 from loopkit.base.options import Shown
-from loopkit.base.words import nearest
+from loopkit.base.words import nearest, takes
 from loopkit.criteria import Mode, checked_mode, direction
 from loopkit.errors import PluginError
 from loopkit.groups import matches, named_modules, nothing_matches
@@ -358,6 +358,10 @@ NOTES = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 """Keys that torch's schedulers keep in an optimizer's groups."""
 KEYS = ("lr", "momentum")
 """The numbers that they set."""
+OF_TORCH = "step_size", "gamma", "T_max", "eta_min", "max_lr", "total_steps", "milestones", "lr_lambda", "T_0"
+"""Arguments of torch's schedulers that people give to the plugin."""
+OPEN = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+"""Parameters that need no argument."""
 KEPT = "loopkit"
 """The key of loopkit's own part in the state of a `TorchSchedule`."""
 
@@ -392,6 +396,30 @@ def _check_place(attribute: str | None, key: str) -> None:
         raise PluginError(f"Schedule(key={key!r}): it is a name, or a name with an index, as in 'betas[0]'")
 
 
+def _check_maker(scheduler: Any) -> None:
+    """Check that a function can make a scheduler from the optimizer only, before the first epoch calls it."""
+    if isinstance(scheduler, LRScheduler):
+        return
+    word = getattr(scheduler, "__name__", "the function")
+    if isinstance(scheduler, type) and issubclass(scheduler, ReduceLROnPlateau):
+        raise PluginError("TorchSchedule: ReduceLROnPlateau needs a metric; use Plateau(monitor=...)")
+    try:
+        parameters = inspect.signature(scheduler).parameters.values()
+    except (TypeError, ValueError):  # a class or function of C has none
+        return
+    required = [each.name for each in parameters if each.default is each.empty and each.kind not in OPEN]
+    if not required:
+        if any(each.kind is not inspect.Parameter.KEYWORD_ONLY for each in parameters):
+            return
+        raise PluginError(f"TorchSchedule: {word} takes no optimizer: give a function optimizer -> scheduler")
+    if len(required) > 1:
+        options = ", ".join(f"{name}=..." for name in required[1:])
+        raise PluginError(
+            f"TorchSchedule: {word} needs {', '.join(required[1:])}, too: give a function that sets it, "
+            f"TorchSchedule(lambda optimizer: {word}(optimizer, {options}))"
+        )
+
+
 class TorchSchedule(Shown):
     """Step a scheduler of ``torch.optim.lr_scheduler``, bitwise as by hand.
 
@@ -417,6 +445,7 @@ class TorchSchedule(Shown):
 
     provides = "schedule"
 
+    @takes(**dict.fromkeys(OF_TORCH, "give a function, TorchSchedule(lambda optimizer: StepLR(optimizer, 30))"))
     def __init__(
         self,
         scheduler: LRScheduler | Callable[[Optimizer], LRScheduler],
@@ -433,6 +462,7 @@ class TorchSchedule(Shown):
         self.name = name
         self.scheduler = scheduler if isinstance(scheduler, LRScheduler) else None
         self._check(self.scheduler)
+        _check_maker(scheduler)
         self.given = scheduler
         """The scheduler, or the function that makes one."""
         self.optimizer = optimizer

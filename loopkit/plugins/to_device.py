@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from loopkit.base import devices
 from loopkit.base.batches import move
 from loopkit.base.options import Shown
-from loopkit.base.words import nearest
-from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -39,14 +37,7 @@ class ToDevice(Shown):
     volatile = ("device",)
 
     def __init__(self, device: str | torch.device = "auto") -> None:
-        try:
-            self.device = devices.local_device() if device == "auto" else torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            word = str(device).lower().partition(":")[0]
-            hint = nearest(devices.ALIASES.get(word, word), ("auto", *devices.NAMES))
-            raise PluginError(
-                f"ToDevice: device is {device!r:.80}: it is a torch device, such as 'cuda:0', or 'auto'{hint}"
-            ) from error
+        self.device = devices.local_device() if device == "auto" else devices.parse("ToDevice", device, ("auto",))
 
     @hookimpl(updates=("model",))
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:

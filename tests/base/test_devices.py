@@ -25,7 +25,6 @@ REASONS = {
         "Lightning's names of its accelerators",
         {"cuda", "mps"},
     ),
-    "loopkit/plugins/to_device.py": ("an example in an error", {"cuda"}),
 }
 """Files that name what only `loopkit.base.devices` may: what for, and which words."""
 TYPES = ("cuda", "mps", "xpu")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +12,12 @@ from helpers import on
 from loopkit_testing import check_plugin
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.optim import lr_scheduler
 
 from loopkit import Learner, Phase, TrainingPhase, ValidationPhase, every, hookimpl, seed_everything
 from loopkit.checkpoint import best, load, load_weights, save, save_weights
 from loopkit.criteria import Patience
-from loopkit.data import TensorLoader
+from loopkit.data import Loader, LoaderError, Prefetch, TensorLoader
 from loopkit.errors import (
     ArgumentError,
     CallError,
@@ -23,11 +27,22 @@ from loopkit.errors import (
     PluginConflict,
     PluginError,
     StateError,
+    UnknownNameError,
 )
 from loopkit.groups import param_groups
 from loopkit.logs import read_log
 from loopkit.metrics import F1
-from loopkit.plugins import Checkpoint, ClipGradNorm, LogMetrics, LogTo, WeightAverage
+from loopkit.plugins import (
+    Checkpoint,
+    ClipGradNorm,
+    ClipGradValue,
+    EarlyStopping,
+    LogMetrics,
+    LogTo,
+    ToDevice,
+    TorchSchedule,
+    WeightAverage,
+)
 from loopkit.schedules import cosine, linear, multi_step, one_cycle, warmup
 
 
@@ -487,3 +502,150 @@ def test_inputs_that_are_a_mapping_are_said_to_go_by_name():
 def test_a_learner_in_the_place_of_its_model_is_named(tmp_path):
     with pytest.raises(StateError, match=r"save_weights takes a module, not a Learner: of a learner, learner\.model"):
         save_weights(make_learner(), tmp_path / "a.safetensors")
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("find", "said"),
+    [
+        (lambda learner: learner.models["genrator"], "no model is called 'genrator' (did you mean 'generator'?)"),
+        (lambda learner: learner.models["gen"], "no model is called 'gen' (did you mean 'generator'?)"),
+        (lambda learner: learner.optimizers["critc"], "no optimizer is called 'critc' (did you mean 'critic'?)"),
+        (lambda learner: learner.phases["vall"], "no phase is called 'vall' (did you mean 'val'?); there are: train,"),
+        (
+            lambda learner: learner.plugins["clip_norm"],
+            "no plugin is called 'clip_norm' (did you mean 'clip_grad",
+        ),
+        (lambda learner: learner.metrics["val/loss"], "no metric is called 'val/loss'; there is none yet"),
+    ],
+    ids=["model", "beginning", "optimizer", "phase", "plugin", "metric"],
+)
+def test_unknown_name_raises_with_the_nearest_one(find, said):
+    models = {"generator": nn.Linear(3, 2), "critic": nn.Linear(2, 1)}
+    learner = Learner(models, optimizer={"generator": sgd, "critic": sgd}, plugins=[ClipGradNorm(1.0)], standard=False)
+    with pytest.raises(KeyError, match=re.escape(said)) as raised:
+        find(learner)
+    assert isinstance(raised.value, LoopkitError)
+    assert str(raised.value).startswith("no ")  # not in quotes, as a KeyError shows it
+
+
+def test_unknown_metric_of_a_result_raises_with_the_nearest_one():
+    result = make_learner(standard=True).fit(make_batches(), make_batches(), epochs=1)
+    with pytest.raises(UnknownNameError, match=r"no metric is called 'val/los' \(did you mean 'val/loss'\?\)"):
+        result.metrics["val/los"]
+    assert result.metrics.get("val/los") is None
+
+
+@pytest.mark.parametrize(
+    ("call", "cure"),
+    [
+        (lambda step: step.backward(), "; write step.backward(step.loss)"),
+        (lambda step: step.backward(step.loss, graph=True), "; it takes loss, name, retain_graph, create_graph"),
+        (lambda step: step.backward(step.loss, retain_graf=True), "; did you mean 'retain_graph'?"),
+        (lambda step: step.emit(), "; write step.emit(event)"),
+        (lambda step: step.update(closur=None), "; did you mean 'closure'?"),
+    ],
+    ids=["no loss", "unknown", "spelling", "no event", "update"],
+)
+def test_call_of_the_step_that_does_not_fit_is_named_with_its_cure(call, cure):
+    def wrong(learner, step):
+        step.loss = learner.loss_fn(learner.model(step.batch[0]), step.batch[1])
+        call(step)
+
+    with pytest.raises(TypeError) as raised:
+        make_learner(BySteps(wrong)).fit(make_batches(), epochs=1)
+    assert notes(raised).endswith(cure)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (
+            lambda: TorchSchedule(lr_scheduler.StepLR),
+            PluginError,
+            "TorchSchedule: StepLR needs step_size, too: give a function that sets it, "
+            "TorchSchedule(lambda optimizer: StepLR(optimizer, step_size=...))",
+        ),
+        (lambda: TorchSchedule(lr_scheduler.OneCycleLR), PluginError, "OneCycleLR needs max_lr, too"),
+        (lambda: TorchSchedule(lambda optimizer, factor: None), PluginError, "<lambda> needs factor, too"),
+        (lambda: TorchSchedule(lambda: None), PluginError, "<lambda> takes no optimizer: give a function"),
+        (lambda: TorchSchedule(lr_scheduler.ReduceLROnPlateau), PluginError, "use Plateau(monitor=...)"),
+        (
+            lambda: TorchSchedule(lr_scheduler.StepLR, step_size=3),
+            CallError,
+            "give a function, TorchSchedule(lambda",
+        ),
+    ],
+    ids=["StepLR", "OneCycleLR", "function", "no argument", "Plateau", "size"],
+)
+def test_torch_schedule_that_cannot_be_made_from_the_optimizer_raises_at_once(make, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        make()
+
+
+@pytest.mark.parametrize(
+    "made", [lr_scheduler.CosineAnnealingWarmRestarts, lambda o, last=-1: lr_scheduler.ConstantLR(o, last_epoch=last)]
+)
+def test_torch_schedule_that_needs_only_the_optimizer_is_accepted(made):
+    if made is lr_scheduler.CosineAnnealingWarmRestarts:
+        made = functools.partial(made, T_0=3)
+    make_learner(plugins=[TorchSchedule(made)]).fit(make_batches(), epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda: make_learner().predict([], device="gpu"), ArgumentError, "predict: device is"),
+        (
+            lambda: Prefetch(TensorLoader(torch.ones(4, 1), batch_size=2), "gpu"),
+            LoaderError,
+            "Prefetch: device is",
+        ),
+        (
+            lambda: EarlyStopping(restore_best=True, best_device="gpu"),
+            PluginError,
+            "EarlyStopping: best_device is",
+        ),
+        (lambda: ToDevice("gpu"), PluginError, "ToDevice: device is"),
+    ],
+    ids=["predict", "Prefetch", "EarlyStopping", "ToDevice"],
+)
+def test_name_of_no_device_raises_with_the_nearest_one(make, error, said):
+    with pytest.raises(error, match=re.escape(said) + r".*'gpu'.*\(did you mean 'cuda'\?\)$"):
+        make()
+
+
+def test_base_of_loaders_raises_with_the_loader_to_write():
+    with pytest.raises(LoaderError, match=r"^Loader is the base of loaders: write TensorLoader\(inputs, targets"):
+        Loader(torch.ones(4, 3), batch_size=2)
+
+
+def test_loader_without_batches_raises_with_the_method_to_write():
+    class Mine(Loader):
+        pass
+
+    with pytest.raises(LoaderError, match=r"^Mine does not define batches: write def batches\(self, epoch, start"):
+        Mine(steps=3)
+
+
+class Complex(nn.Module):
+    def __init__(self, trained=True):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 2, dtype=torch.complex64), requires_grad=trained)
+        self.bias = nn.Parameter(torch.zeros(2))
+
+    def forward(self, inputs):
+        return (inputs.to(torch.complex64) @ self.weight).real + self.bias
+
+
+def test_clip_grad_value_raises_for_complex_weights_when_the_fit_begins():
+    learner = make_learner(model=Complex(), plugins=[ClipGradValue(1.0)])
+    with pytest.raises(PluginError, match=r"'clip_grad_value': parameter 'weight' is complex64.*use ClipGradNorm"):
+        learner.fit(make_batches(), epochs=1)
+
+
+@pytest.mark.parametrize(("plugin", "trained"), [(ClipGradValue(1.0), False), (ClipGradNorm(1.0), True)])
+def test_complex_weights_that_can_be_clipped_are(plugin, trained):
+    make_learner(model=Complex(trained), plugins=[plugin]).fit(make_batches(), epochs=1)

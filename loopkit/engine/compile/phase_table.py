@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from loopkit.base.named import Named
 from loopkit.base.words import nearest
 from loopkit.errors import PhaseError
 from loopkit.phases import Phase, PredictionPhase, SupervisedPhase, TrainingPhase, ValidationPhase
@@ -49,7 +50,7 @@ def _check_methods(phase: Phase) -> None:
             ) from None
 
 
-class PhaseTable(dict[str, Phase]):
+class PhaseTable(Named[Phase]):
     """The phases by name: the standard ones, and the user's, which replace them.
 
     Args:
@@ -62,7 +63,8 @@ class PhaseTable(dict[str, Phase]):
     def __init__(self, given: Iterable[Phase]) -> None:
         if not isinstance(given, Iterable) or isinstance(given, str):
             raise PhaseError(f"phases is {given!r:.80}: give a list, phases=[...]")
-        super().__init__({phase.name: phase for phase in (TrainingPhase(), ValidationPhase(), PredictionPhase())})
+        standard = TrainingPhase(), ValidationPhase(), PredictionPhase()
+        super().__init__("phase", {phase.name: phase for phase in standard})
         self.given = list(given)
         """The user's."""
         for phase in self.given:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from loopkit.base.named import Named
 from loopkit.base.notes import warn
 from loopkit.base.words import nearest
 from loopkit.engine.compile import refusals
@@ -86,7 +87,7 @@ class Registry:
     @property
     def plugins(self) -> dict[str, Any]:
         """The plugins by name, sorted."""
-        return dict(sorted(self._manager.list_name_plugin(), key=lambda item: item[0]))
+        return Named("plugin", sorted(self._manager.list_name_plugin(), key=lambda item: item[0]))
 
     def name_of(self, plugin: Any) -> str:
         """The name of a plugin; a plugin that wraps it has the same."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loopkit.base.named import Named
 from loopkit.base.notices import Notices
 from loopkit.engine.compile.registry import Registry
 from loopkit.engine.kept.data.data_places import DataPlaces
@@ -72,7 +73,7 @@ class Core:
         self.models = models
         self.phases = phases
         self.progress = Progress()
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] = Named("metric")
         self.running = Running(self.progress)
         self.logbook = Logbook(self.progress)
         self.requests = Requests(self.holds)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loopkit.base.named import Named
 from loopkit.base.notes import say, warn
 from loopkit.base.shield import Shield
 from loopkit.base.words import is_count
@@ -479,7 +480,7 @@ class Fit:
         result.epochs, result.steps, result.updates, result.samples = (
             now - then for now, then in zip(astuple(core.progress), astuple(self.position.start), strict=True)
         )
-        result.metrics = dict(core.metrics)
+        result.metrics = Named("metric", core.metrics)
         result.seconds = self.seconds
         stop = core.requests.stopped
         if stop is not None and result.reason not in ("signal", "pause", "error"):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.base.batches import describe
+from loopkit.base.named import Named
 from loopkit.base.notes import locate
 from loopkit.base.sharded import is_sharded
 from loopkit.base.words import nearest
@@ -35,7 +36,7 @@ Factory = Callable[[Any], torch.optim.Optimizer]
 Optimizers = torch.optim.Optimizer | Factory
 
 
-class Models(dict[str, nn.Module]):
+class Models(Named[nn.Module]):
     """The modules by name, routed through what plugins wrap around them, and their optimizers.
 
     Args:
@@ -43,7 +44,8 @@ class Models(dict[str, nn.Module]):
     """
 
     def __init__(self, given: nn.Module | Mapping[str, nn.Module]) -> None:
-        super().__init__({"model": given} if isinstance(given, nn.Module) or not isinstance(given, Mapping) else given)
+        mapping = isinstance(given, Mapping) and not isinstance(given, nn.Module)
+        super().__init__("model", given if mapping else {"model": given})  # type: ignore[arg-type]
         for name, module in self.items():
             if not isinstance(module, nn.Module):
                 raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
@@ -53,7 +55,7 @@ class Models(dict[str, nn.Module]):
         self.module_modes.meet(self.values())
         self.optimizer: Any = None
         """The optimizer, or the mapping of them, as it was given."""
-        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = Named("optimizer")
         self.weights = Weights()
         self.measured = Measured(self)
         """The weights that the metrics of phases were measured with, where a saver keeps them."""
@@ -244,9 +246,10 @@ class Models(dict[str, nn.Module]):
             return
         if is_optimizer(given) or not isinstance(given, Mapping):
             self.optimizer = self._make_optimizer("optimizer", given, False)
-            self.optimizers = {"optimizer": self.optimizer}
+            self.optimizers = Named("optimizer", {"optimizer": self.optimizer})
         else:
-            self.optimizers = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
+            made = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
+            self.optimizers = Named("optimizer", made)
             self.optimizer = self.optimizers
         self.modes = Modes(self.optimizers, self.modes.wanted, self.modes.owner)
         self._note_parameters(self._modules())
@@ -269,8 +272,8 @@ class Models(dict[str, nn.Module]):
     def put_optimizers(self, optimizers: dict[str, torch.optim.Optimizer]) -> None:
         """Replace optimizers by name."""
         single = self.optimizer is not self.optimizers  # one object where a mapping was given
-        self.optimizers = optimizers
-        self.optimizer = next(iter(optimizers.values()), None) if single else optimizers
+        self.optimizers = Named("optimizer", optimizers)
+        self.optimizer = next(iter(optimizers.values()), None) if single else self.optimizers
         self.modes = Modes(optimizers, self.modes.wanted, self.modes.owner)
 
     def own_optimizer_states(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from loopkit.base.batches import describe, leaves
 from loopkit.base.notes import shown
+from loopkit.base.words import nearest
 
 
 class Tried(Protocol):
@@ -27,10 +30,26 @@ def hint(error: BaseException, step: Tried, parameters: Iterable[Tensor]) -> str
     """Suggest a fix for an error, beginning with ``"; "``; an empty string if the error is not known."""
     text = shown(error)
     return (
-        _of_gradients(text, step)
+        _of_call(error, text, type(step))
+        or _of_gradients(text, step)
         or _of_batch(error, text, list(leaves(step.batch)), parameters)
         or _of_outputs(error, text, vars(step))
     )
+
+
+def _of_call(error: BaseException, text: str, step: type) -> str:
+    """Suggest a fix for a method of the step that was called with other arguments."""
+    called = re.search(r"\bStep\.(\w+)\(\) (?:missing|got|takes)", text) if isinstance(error, TypeError) else None
+    method = getattr(step, called[1], None) if called is not None else None
+    if method is None:
+        return ""
+    name = method.__name__
+    parameters = [each for each in inspect.signature(method).parameters.values() if each.name != "self"]
+    if unknown := re.search(r"unexpected keyword argument '(\w+)'", text):
+        names = [each.name for each in parameters]
+        return nearest(unknown[1], names).replace(" (", "; ").rstrip(")") or f"; it takes {', '.join(names)}"
+    required = [each.name for each in parameters if each.default is each.empty]
+    return f"; write step.{name}({', '.join('step.loss' if each == 'loss' else each for each in required)})"
 
 
 def _of_gradients(text: str, step: Tried) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.author import bound, locate, nearest, renamed_options
@@ -101,11 +101,18 @@ class Caller:
     Args:
         where: ``"run.toml:12"`` for a place, for the notes on errors of the user's code.
         factories: The callables of tables without ``call``, by place: the plugins.
+        given: The values of a table that the command line gave, for the same notes: ``["--set optimizer.lr=a"]``.
     """
 
-    def __init__(self, where: Callable[[Place], str], factories: Mapping[Place, Any] | None = None) -> None:
+    def __init__(
+        self,
+        where: Callable[[Place], str],
+        factories: Mapping[Place, Any] | None = None,
+        given: Callable[[Place], list[str]] = lambda place: [],
+    ) -> None:
         self.where = where
         self.factories = dict(factories or {})
+        self.given = given
         self.failure: Exception | None = None
         """The first error that a module raised while it was imported."""
 
@@ -173,7 +180,9 @@ class Caller:
         try:
             made = bound(function, options, *positional)()
         except Exception as error:
-            locate(error, f"{self.where(place)}: {f'[{dotted(place)}], ' if place else ''}{name} raised this")
+            table = f"[{dotted(place)}], " if place else ""
+            given = "".join(f", with {text}" for text in self.given(place))
+            locate(error, f"{self.where(place)}: {table}{name} raised this{given}")
             raise
         _remember(made, {"call": value.get("call") or public_name(function), **options})
         return made
@@ -351,13 +360,17 @@ def _fits(value: Any, annotation: Any) -> bool:
         return value in typing.get_args(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return any(_fits(value, each) for each in typing.get_args(annotation))
+    if annotation is Tensor:
+        return not isinstance(value, str)  # such as a rate, which may be a float or a tensor
     types_ = SIMPLE.get(annotation) if isinstance(annotation, type) or annotation is None else None
     return types_ is None or (isinstance(value, types_) and (not isinstance(value, bool) or annotation is bool))
 
 
 def _shown(annotation: Any) -> str:
     shown = inspect.formatannotation(annotation)
-    return shown.replace("typing.", "").replace("pathlib.Path", "a path").replace(" | None", "")
+    for word, plain in {"typing.": "", "pathlib.Path": "a path", " | None": "", "torch.Tensor": "a tensor"}.items():
+        shown = shown.replace(word, plain)
+    return shown
 
 
 def article(value: Any) -> str:

@@ -148,6 +148,11 @@ class Config:
         line = self._line(place)
         return f"{self.path}:{line}" if line else str(self.path)
 
+    def _given(self, place: Place) -> list[str]:
+        """The values of a table that the command line gave."""
+        inside = [key for key in self._overrides if len(key) > len(place) and key[: len(place)] == place]
+        return [self.where(key) for key in reversed(inside)]
+
     def _line(self, place: Place) -> int:
         return next((self._lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in self._lines), 0)
 
@@ -231,7 +236,7 @@ class Config:
             found.append((place, text))
 
         check_structure(self.values, report)
-        caller = Caller(self.where, self._factories(report))
+        caller = Caller(self.where, self._factories(report), self._given)
         for name in ("model", "loss", "optimizer", "data", "plugins"):
             caller.check((name,), self.values.get(name), report, given=int(name == "optimizer"))
         failure = caller.failure

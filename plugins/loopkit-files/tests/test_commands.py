@@ -254,3 +254,17 @@ def test_several_processes_say_the_result_once(folder):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished: 1 epoch") == 1
     assert Path("runs/a/config.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--set", "optimizer.lr", "0.1"], ["--set", "optimizer.lr", "=", "0.1"], ["--set", "optimizer.lr", "=0.1"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("command", ["run", "explain"])
+@pytest.mark.parametrize("first", [True, False], ids=["before the file", "behind it"])
+def test_override_in_two_words_is_named_with_the_one_to_write(capsys, command, words, first):
+    given = [command, *words, "run.toml"] if first else [command, "run.toml", *words]
+    assert cli.main(given) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].endswith("error: --set optimizer.lr has no '=': write --set optimizer.lr=0.1")

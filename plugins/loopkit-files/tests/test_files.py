@@ -409,11 +409,35 @@ def test_overrides_are_checked_as_the_file_is(parts):
         ("--set fit.epochs.x=2", "fit.epochs is 2, not a table"),
         ("--set modle.a=1", f"there is no table 'modle' (did you mean 'model'?); there are {', '.join(TABLES)}"),
         ("--set model.call=parts:nett", "module parts has no 'nett' (did you mean 'net'?)"),
+        ("--set optimizer.lr=a", "'lr' of torch.optim:SGD is 'a': it takes float | a tensor"),
         (
             "--set fit.epohs=3",
             f"[fit] has no key 'epohs' (did you mean 'epochs'?); there are {', '.join(FIT)}",
         ),
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.width=1.5"], "run.toml:1: [model], parts:sized raised this, with --set model.width=1.5"),
+        (["data.train.size=a"], "run.toml:11: [data.train], parts:fed raised this, with --set data.train.size=a"),
+        (
+            ["model.width=a", "model.depth=2"],
+            "run.toml:1: [model], parts:sized raised this, with --set model.width=a, with --set model.depth=2",
+        ),
+        (["fit.epochs=1"], "run.toml:1: [model], parts:sized raised this"),
+    ],
+    ids=["number", "data", "two", "another table"],
+)
+def test_error_of_a_callable_names_the_overrides_that_it_was_given(parts, overrides, said):
+    with Path("parts.py").open("a") as file:
+        file.write("\n\ndef sized(width=None, depth=1):\n    return nn.Linear(3, width)\n")
+        file.write("\n\ndef fed(size=4):\n    return range(0, 4, size)\n")
+    parts().write_text(RUN.replace("parts:net", "parts:sized").replace("parts:train", "parts:fed"))
+    with pytest.raises(TypeError) as caught:
+        load("run.toml", overrides).build()
+    assert caught.value.__notes__ == [f"loopkit: {said}"]
 
 
 # ------------------------------------------------------------------------------------------------------ what is checked
@@ -599,7 +623,9 @@ def test_callable_that_fails_keeps_its_traceback(parts):
     with pytest.raises(ZeroDivisionError, match="in the user's code") as caught:
         found.build()
     assert caught.traceback[-1].path.name == "parts.py"
-    assert caught.value.__notes__ == ["loopkit: run.toml:11: [data.train], parts:fails raised this"]
+    assert caught.value.__notes__ == [
+        "loopkit: run.toml:11: [data.train], parts:fails raised this, with --set data.train.anything=1"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -623,7 +649,9 @@ def test_optimizer_that_fails_is_located(parts):
     found = load(parts(), ["optimizer.momentum=-1"])
     with pytest.raises(ValueError, match="Invalid momentum") as caught:
         found.build()
-    assert caught.value.__notes__ == ["loopkit: run.toml:7: [optimizer], torch.optim:SGD raised this"]
+    assert caught.value.__notes__ == [
+        "loopkit: run.toml:7: [optimizer], torch.optim:SGD raised this, with --set optimizer.momentum=-1"
+    ]
 
 
 def test_keys_of_learner_and_fit_are_the_arguments():
