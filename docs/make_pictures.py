@@ -1,7 +1,8 @@
 """Make the pictures of what commands and pages look like: ``python docs/make_pictures.py``.
 
-Commands are drawn as text in an SVG, pages of the monitor are photographed by a browser. All of it is of real
-runs, which this makes first. The page docs/pictures.md is written, too.
+Commands are drawn as text in an SVG, pages of the monitor are photographed by a browser. The commands and the pages of
+one run are of real runs, which this makes first; the workspace is that of the sixty runs through which the tests of
+loopkit-monitor walk. The page docs/pictures.md is written, too.
 """
 
 from __future__ import annotations
@@ -146,18 +147,6 @@ PAGES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         "/run/digits%2Fwide/metrics?with=digits%2Fnarrow&with=digits%2Fslow",
         {},
     ),
-    (
-        "monitor-runs",
-        "All runs, with charts",
-        "/?q=digits",
-        {"viewport": {"width": 1440, "height": 900}},
-    ),
-    (
-        "monitor-table",
-        "Scatter plot of a hyperparameter and a metric",
-        "/?q=sweep&view=scatter&sx=p%3Aoptimizer.lr",
-        {"viewport": {"width": 1440, "height": 900}},
-    ),
     ("monitor-updates", "Learning rates and gradients", "/run/digits%2Fwide/updates", {}),
     ("monitor-system", "CPU, GPU and memory", "/run/digits%2Fwide/system", {}),
     (
@@ -182,15 +171,31 @@ PAGES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         "/run/digits%2Ffails/metrics",
         {"color_scheme": "dark"},
     ),
-    ("monitor-phone", "On a phone", "/run/digits%2Fwide/metrics", {"viewport": {"width": 390, "height": 700}}),
     (
         "monitor-phone-dark",
-        "The list of runs on a phone, in dark colors",
-        "/",
+        "A run on a phone, in dark colors",
+        "/run/digits%2Fwide/metrics",
         {"color_scheme": "dark", "viewport": {"width": 390, "height": 700}},
     ),
 )
 """Name of the picture, what it shows, the page's address and how the browser is."""
+WALK = ROOT / "plugins" / "loopkit-monitor" / "tests" / "test_workspace.py"
+PICTURED = "best_of or seeds_are or views_compare or values_are or crash or compared_on_a_phone"
+"""Its tests that take pictures."""
+WALKED = (
+    ("monitor-runs", "The workspace: sixty runs, the best first, with charts"),
+    ("monitor-workspace", "Two runs, with the values under the pointer"),
+    ("monitor-seeds", "Seeds, grouped by the learning rate: mean and standard deviation"),
+    ("monitor-settings", "Settings that differ, side by side"),
+    ("monitor-parallel", "Parallel coordinates, with a brush"),
+    ("monitor-scatter", "Scatter plot of a hyperparameter and a metric"),
+    ("monitor-compared-media", "Confusion matrices of two runs and three steps"),
+    ("monitor-histograms", "Histograms over time"),
+    ("monitor-crash", "A crashed run"),
+    ("monitor-phone", "Choose runs on a phone"),
+    ("monitor-phone-charts", "Compare two runs on a phone"),
+)
+"""Name of each picture of the walk, and what it shows."""
 
 
 def spawn(command: list[str], folder: Path) -> tuple[int, int]:
@@ -244,7 +249,6 @@ def draw(typed: str, text: str) -> str:
 
 def photograph(runs: Path) -> None:
     """The monitor's pages."""
-    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     command = [sys.executable, "-P", "-m", "loopkit_monitor.server", str(runs), "--no-token"]
@@ -261,8 +265,7 @@ def photograph(runs: Path) -> None:
                 page.goto(f"{address.rstrip('/')}/#{path}")
                 page.wait_for_selector("main > *", state="attached")
                 page.wait_for_timeout(1500)  # until all is drawn
-                picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128)
-                picture.save(IMAGES / f"{name}.png", optimize=True)
+                keep(name, page.screenshot())
                 context.close()
             browser.close()
     finally:
@@ -270,13 +273,34 @@ def photograph(runs: Path) -> None:
         server.wait()
 
 
+def keep(name: str, content: bytes) -> None:
+    """Save a picture, as small as it can be."""
+    from PIL import Image
+
+    made = (
+        Image.open(io.BytesIO(content))
+        .convert("RGB")
+        .quantize(255, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    )
+    made.save(IMAGES / f"{name}.png", optimize=True)
+
+
+def walk(folder: Path) -> None:
+    """Walk through the workspace, as its tests do, and keep the pictures of it."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", PICTURED, WALK.name]
+    made = {**os.environ, "LOOPKIT_PICTURES": str(folder)}
+    subprocess.run(command, cwd=WALK.parent, env=made, check=True)
+    for name, _ in WALKED:
+        keep(name, (folder / f"{name}.png").read_bytes())
+
+
 def page() -> str:
     """The page that shows all of them."""
     parts = [
         "# Screenshots: terminal and monitor",
         "<!-- made by docs/make_pictures.py -->",
-        "Each command in a terminal of 100 columns, and each page of the monitor. The pictures show real runs. You can "
-        "make them again with `python docs/make_pictures.py`.",
+        "Each command in a terminal of 100 columns, and each page of the monitor. You can make the pictures again with "
+        "`python docs/make_pictures.py`.",
         "## Commands and tables",
     ]
     parts += [f"{title}\n\n![{title}](images/{name}.svg)" for name, title, _, _ in COMMANDS]
@@ -284,7 +308,8 @@ def page() -> str:
         "## The monitor",
         "`loopkit monitor runs` serves these pages: see [loopkit-monitor](../plugins/loopkit-monitor/README.md).",
     ]
-    parts += [f"{title}\n\n![{title}](images/{name}.png)" for name, title, _, _ in PAGES]
+    pages = [*WALKED, *((name, title) for name, title, _, _ in PAGES)]
+    parts += [f"{title}\n\n![{title}](images/{name}.png)" for name, title in pages]
     return "\n\n".join(parts) + "\n"
 
 
@@ -301,6 +326,8 @@ def main() -> None:
             (IMAGES / f"{name}.svg").write_text(draw(typed, text))
         (runs / "report.html").unlink(missing_ok=True)
         photograph(runs)
+        (runs / "walk").mkdir()
+        walk(runs / "walk")
     PAGE.write_text(page())
 
 

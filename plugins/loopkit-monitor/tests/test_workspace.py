@@ -88,6 +88,7 @@ def test_best_of_sixty_runs_is_found_with_the_page(page, sixty):
     page.locator("[data-key='m:val/dice']").click()  # declared: the highest first
     assert names(page)[0] == sixty.best
     assert page.locator("tbody tr[data-run]").first.locator("td.best").count() >= 1
+    picture(page, "monitor-runs")
     page.get_by_label("Filter the runs").fill("dice>=0.9 state=finished !seed")
     shown = names(page)
     assert shown[0] == sixty.best
@@ -95,6 +96,7 @@ def test_best_of_sixty_runs_is_found_with_the_page(page, sixty):
     page.get_by_role("tab", name="Settings").click()
     expect(page.locator(".sides").nth(1)).to_contain_text("width", timeout=TIMEOUT)
     assert page.locator(".sides").nth(1).locator("tbody th").first.text_content() == "lr"
+    picture(page, "monitor-settings")
     address = page.url
     page.reload()
     expect(page.get_by_role("tab", name="Settings")).to_have_attribute("aria-selected", "true", timeout=TIMEOUT)
@@ -380,6 +382,7 @@ def test_views_compare_the_shown_runs(page):
     expect(page.locator(".markdown strong").first).to_have_text("good", timeout=TIMEOUT)
     go(page, "#/?view=media&q=media&show=none&on=media-01&media=weights")
     expect(page.locator("rect.cell").first).to_be_attached(timeout=TIMEOUT)
+    picture(page, "monitor-histograms")
 
 
 def test_notes_tags_and_archive_are_kept_beside_the_run(page, sixty):
@@ -447,7 +450,7 @@ def test_crash_is_told_with_epochs_from_one(page):
     go(page, "#/run/crash-01/metrics")
     expect(page.locator(".trouble")).to_contain_text("In epoch 4, after 77 training steps", timeout=TIMEOUT)
     expect(page.locator(".facts")).to_contain_text("4 / 8")
-    picture(page, "monitor-error")
+    picture(page, "monitor-crash")
 
 
 PAGES = [
