@@ -33,7 +33,7 @@ from loopkit.checkpoint.place import Place
 from loopkit.checkpoint.resumption import LOGGED
 from loopkit.checkpoint.run_files import RunFiles
 from loopkit.checkpoint.weights import SUFFIX
-from loopkit.criteria import better, checked_mode, direction, is_better
+from loopkit.criteria.directions import better, checked_mode, direction, is_better
 from loopkit.data import Shares
 from loopkit.distributed import buckets
 from loopkit.distributed.member import Member

@@ -58,7 +58,7 @@ def tree(path: Path) -> ast.Module:
 ROOMS: list[tuple[float, list[str]]] = [
     (0, ["*.py", "base/*.py", "found/*.py", "logs/**/*.py"]),
     (1, ["hooks.py", "plugin.py", "phases.py"]),
-    (1, ["schedules.py", "criteria.py", "metrics.py", "groups.py", "data/*.py", "losses.py"]),
+    (1, ["schedules.py", "criteria/*.py", "metrics.py", "groups.py", "data/*.py", "losses.py"]),
     (2, ["engine/**/*.py"]),
     (2.1, ["engine/step/window.py"]),
     (2.2, ["engine/step/step.py"]),

@@ -24,7 +24,8 @@ from loopkit.checkpoint.run_files import RunFiles, WeightFiles
 from loopkit.checkpoint.save_options import SaveOptions
 from loopkit.checkpoint.timing import Moment, Timing, moment
 from loopkit.checkpoint.writing import Writing
-from loopkit.criteria import Mode, checked_mode, direction
+from loopkit.criteria import Mode
+from loopkit.criteria.directions import checked_mode, direction
 from loopkit.errors import PluginError
 from loopkit.events import SignalBegin
 from loopkit.every import Every, every

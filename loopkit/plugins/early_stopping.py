@@ -11,7 +11,8 @@ from torch import Tensor
 from loopkit.base import devices, sharded
 from loopkit.base.options import Shown
 from loopkit.base.words import nearest
-from loopkit.criteria import Criterion, Mode, NumberSinceBest, better, checked_mode, direction, is_better
+from loopkit.criteria import Criterion, Mode, NumberSinceBest
+from loopkit.criteria.directions import better, checked_mode, direction, is_better
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.buffers import extra_states, put_extra_states

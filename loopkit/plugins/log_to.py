@@ -14,7 +14,7 @@ from loopkit.base.batches import describe
 from loopkit.base.notes import warn
 from loopkit.base.options import Shown
 from loopkit.base.words import nearest
-from loopkit.criteria import declared
+from loopkit.criteria.directions import declared
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import snake_case
 from loopkit.found.discovery import log_plugin

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from loopkit.base.options import Shown
 from loopkit.base.words import is_count
-from loopkit.criteria import declared, is_better
+from loopkit.criteria.directions import declared, is_better
 from loopkit.errors import PluginError
 from loopkit.every import Every
 from loopkit.hooks import hookimpl

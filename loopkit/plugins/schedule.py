@@ -21,7 +21,8 @@ from loopkit.base import checks
 from loopkit.base.notes import warn
 from loopkit.base.options import Shown
 from loopkit.base.words import nearest, takes
-from loopkit.criteria import Mode, checked_mode, direction
+from loopkit.criteria import Mode
+from loopkit.criteria.directions import checked_mode, direction
 from loopkit.errors import PluginError
 from loopkit.groups import matches, named_modules, nothing_matches
 from loopkit.hooks import hookimpl

@@ -266,7 +266,7 @@ def check_modes(plugins: Mapping[str, Any]) -> None:
             and hasattr(plugin, "mode")
             and getattr(plugin, "needs_mode", True)
         ):
-            from loopkit.criteria import direction
+            from loopkit.criteria.directions import direction
 
             direction(plugin, plugins.values())
 
@@ -280,7 +280,7 @@ def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:
     ]
     if not lowest:
         return []
-    from loopkit.criteria import better
+    from loopkit.criteria.directions import better
 
     return [
         f'{name}: {metric} is better where it is higher, and mode is "min": leave it out'

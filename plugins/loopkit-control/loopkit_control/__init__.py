@@ -1,4 +1,4 @@
-"""When a run pauses or may stop: deadlines, least lengths, criteria every n updates and of overfitting; trends."""
+"""When a run pauses or may stop: deadlines, least lengths, criteria every n updates and of overfitting."""
 
 from loopkit_control import _core as _core
 from loopkit_control.at_least import AtLeast as AtLeast

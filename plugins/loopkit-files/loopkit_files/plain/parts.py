@@ -14,7 +14,17 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from loopkit import criteria
 from loopkit import metrics as own_metrics
-from loopkit.author import covers, declared, devices, implemented, is_sum, named_modules, options_of, unwrapped
+from loopkit.author import (
+    covers,
+    declared,
+    devices,
+    direction,
+    implemented,
+    is_sum,
+    named_modules,
+    options_of,
+    unwrapped,
+)
 from loopkit.plugins import (
     ChannelsLast,
     Checkpoint,
@@ -433,7 +443,7 @@ def _plateau(plugin: Plateau, draft: Draft) -> None:
     if phase not in ("train", "val"):
         raise NoWrittenForm(f"its metric is of phase {phase!r}")
     draft.imports.add("from torch.optim.lr_scheduler import ReduceLROnPlateau")
-    mode = criteria.direction(plugin, draft.learner.plugins.values())
+    mode = direction(plugin, draft.learner.plugins.values())
     of_plugin = inspect.signature(Plateau).parameters
     options = {name: value for name, value in options_of(plugin).items() if name not in of_plugin}
     if mode != "min":
@@ -506,7 +516,7 @@ def _early_stopping(plugin: EarlyStopping, draft: Draft) -> None:
     if phase not in ("train", "val"):
         raise NoWrittenForm(f"its metric is of phase {phase!r}")
     criterion = plugin.given
-    low = not plugin.needs_mode or criteria.direction(plugin, draft.learner.plugins.values()) == "min"
+    low = not plugin.needs_mode or direction(plugin, draft.learner.plugins.values()) == "min"
     draft.imports.add("import math")
     worst = "math.inf" if low else "-math.inf"
     value = f"metrics[{quoted(plugin.monitor)}]"

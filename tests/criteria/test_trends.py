@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from helpers import batches, make_learner
 from hypothesis import given
 from hypothesis import strategies as st
-from loopkit_testing import tiny_problem
 
-from loopkit_control.trends import all_of, any_of, converged, improving, series, slope, stalled
+from loopkit.criteria import all_of, any_of, converged, improving, series, slope, stalled
+from loopkit.plugins import History, Metrics
 
 FALLING = [9.0, 3.0, 2.0, 1.0]
 ROWS = [
@@ -115,8 +116,7 @@ def test_predicates_take_rows_and_a_name():
 
 
 def test_rows_of_a_fit_are_taken_as_they_are():
-    problem = tiny_problem()
-    result = problem.learner().fit(problem.train, problem.val, epochs=3)
+    result = make_learner(Metrics(), History()).fit(batches(3), batches(2), epochs=3)
     losses = [row["val/loss"] for row in result.history if "val/loss" in row]
     assert slope(result.history, 3, name="val/loss") == slope(losses, 3)
     assert slope(result.history, 4, name="val/loss") is None
@@ -174,8 +174,8 @@ def test_groups_refuse_bad_names(names, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: slope([1.0], 1), r"window is 1: it counts values, from 2"),
-        (lambda: slope([1.0], 2.0), r"window is 2\.0: it counts values"),
+        (lambda: slope([1.0], 1), r"slope: window is 1: it is a whole number, from 2"),
+        (lambda: slope([1.0], 2.0), r"slope: window is 2\.0: it is a whole number"),
         (lambda: improving([1.0], 2, mode="low"), r"mode is 'low': it is 'min' or 'max'"),
         (lambda: improving([1.0], 2, tolerance=-1.0), r"tolerance is -1\.0: it is a finite number, at least 0"),
         (lambda: stalled([1.0], 2, tolerance=math.nan), r"tolerance is nan"),

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from loopkit.distributed.slurm import counts, hosts, variables
 from loopkit.errors import WorldError
-from loopkit_control.slurm import counts, hosts, variables
 
 TASK = {
     "SLURM_PROCID": "5",
@@ -81,7 +81,7 @@ def test_steps_of_one_job_have_ports_of_their_own():
 @pytest.mark.slow
 def test_script_is_started_with_the_variables_and_its_arguments():
     code = "import os, sys; print(os.environ['RANK'], os.environ['MASTER_ADDR'], sys.argv[1:])"
-    command = [sys.executable, "-m", "loopkit_control.slurm", "-c", code, "--lr", "0.1"]
+    command = [sys.executable, "-m", "loopkit.distributed.slurm", "-c", code, "--lr", "0.1"]
     done = subprocess.run(command, env={**os.environ, **TASK}, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "5 gpu08 ['--lr', '0.1']\n"
 
@@ -89,14 +89,14 @@ def test_script_is_started_with_the_variables_and_its_arguments():
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--help"], 0, "usage: srun python -m loopkit_control.slurm train.py"),
-        ([], 2, "usage: srun python -m loopkit_control.slurm train.py"),
+        (["--help"], 0, "usage: srun python -m loopkit.distributed.slurm train.py"),
+        ([], 2, "usage: srun python -m loopkit.distributed.slurm train.py"),
         (["train.py"], 1, "loopkit: error: the environment lacks SLURM_PROCID"),
     ],
 )
 def test_command_without_a_task_ends_in_one_line(words, code, said):
     outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    command = [sys.executable, "-m", "loopkit_control.slurm", *words]
+    command = [sys.executable, "-m", "loopkit.distributed.slurm", *words]
     done = subprocess.run(command, env=outside, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code
     assert (done.stdout + done.stderr).startswith(said)

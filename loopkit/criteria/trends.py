@@ -1,4 +1,4 @@
-"""Which way a metric goes: its slope over a window, and whether it improves, stalls or has converged.
+"""Trends, the way a metric goes: its slope over a window, and whether it improves, stalls or has converged.
 
 All take a series of numbers, or the rows of a `History` (``FitResult.history``) and the name of a metric::
 
@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from loopkit.author import nearest
-from loopkit.criteria import Mode
+from loopkit.base import checks
+from loopkit.base.words import nearest
+from loopkit.criteria.directions import Mode
+from loopkit.errors import ArgumentError
 
 __all__ = ["all_of", "any_of", "converged", "improving", "series", "slope", "stalled"]
 __dir__ = __all__.copy
@@ -35,7 +37,7 @@ def series(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
         name: Such as ``"val/loss"``.
 
     Raises:
-        ValueError: Epochs of that phase were made, none of them with this metric.
+        ArgumentError: Epochs of that phase were made, none of them with this metric.
 
     >>> series([{"phase": "train", "train/loss": 1.0}, {"phase": "val", "val/loss": 0.5}], "val/loss")
     [0.5]
@@ -61,7 +63,7 @@ def slope(values: Values, window: int, *, name: str | None = None) -> float | No
         values than ``window``.
 
     Raises:
-        ValueError: The window is too short, or no metric has this name.
+        ArgumentError: The window is too short, or no metric has this name.
     """
     last = _last(values, window, name)
     if last is None:
@@ -85,11 +87,12 @@ def improving(
     >>> improving([3.0, 2.0, 1.0], 3), improving([3.0, 2.0, 1.0], 3, mode="max"), improving([3.0, 2.0], 3)
     (True, False, None)
     """
-    if mode not in ("min", "max"):
-        raise ValueError(f"mode is {mode!r}: it is 'min' or 'max'")
+    checks.one_of("improving", ("min", "max"), error=ArgumentError, mode=mode)
     _check(tolerance)
     found = slope(values, window, name=name)
-    return None if found is None else found < -tolerance if mode == "min" else found > tolerance
+    if found is None:
+        return None
+    return found < -tolerance if mode == "min" else found > tolerance
 
 
 def stalled(values: Values, window: int, *, tolerance: float, name: str | None = None) -> bool | None:
@@ -149,7 +152,9 @@ def any_of(
         None if that depends on a metric whose window is not full.
     """
     answers = _answers(predicate, rows, names, window, options)
-    return True if True in answers else None if None in answers or not answers else False
+    if True in answers:
+        return True
+    return None if None in answers or not answers else False
 
 
 def all_of(
@@ -161,7 +166,9 @@ def all_of(
 ) -> bool | None:
     """Whether a predicate holds for every metric of a group; otherwise as `any_of`."""
     answers = _answers(predicate, rows, names, window, options)
-    return False if False in answers else None if None in answers or not answers else True
+    if False in answers:
+        return False
+    return None if None in answers or not answers else True
 
 
 def _answers(
@@ -172,7 +179,7 @@ def _answers(
     options: Mapping[str, Any],
 ) -> list[bool | None]:
     if isinstance(names, str):
-        raise ValueError(f"names is the string {names!r}: give a list, [{names!r}]")
+        raise ArgumentError(f"names is the string {names!r}: give a list, [{names!r}]")
     rows = list(rows)
     made = _names(rows)
     found: dict[str, None] = {}
@@ -186,7 +193,7 @@ def _answers(
         else:
             return [None]
     if not found:
-        raise ValueError("names is empty: give at least one metric, such as 'val/loss'")
+        raise ArgumentError("names is empty: give at least one metric, such as 'val/loss'")
     return [predicate(rows, window, name=name, **options) for name in found]
 
 
@@ -194,22 +201,21 @@ def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row if "/" in name))
 
 
-def _unknown(rows: list[Mapping[str, Any]], name: str) -> ValueError:
+def _unknown(rows: list[Mapping[str, Any]], name: str) -> ArgumentError:
     names = _names(rows)
-    return ValueError(f"no metric is called {name!r}{nearest(name, names)}; there are: {', '.join(names) or 'none'}")
+    return ArgumentError(f"no metric is called {name!r}{nearest(name, names)}; there are: {', '.join(names) or 'none'}")
 
 
 def _last(values: Values, window: int, name: str | None) -> list[float] | None:
-    if not isinstance(window, int) or isinstance(window, bool) or window < 2:
-        raise ValueError(f"window is {window!r}: it counts values, from 2")
+    checks.whole("slope", 2, error=ArgumentError, window=window)
     numbers: list[Any] = list(values)
     if name is not None:
         numbers = series(numbers, name)
     elif numbers and isinstance(numbers[0], Mapping):
-        raise ValueError("the values are rows of a history: name the metric with name=...")
+        raise ArgumentError("the values are rows of a history: name the metric with name=...")
     return [float(number) for number in numbers[-window:]] if len(numbers) >= window else None
 
 
 def _check(tolerance: float) -> None:
     if not (tolerance >= 0 and math.isfinite(tolerance)):
-        raise ValueError(f"tolerance is {tolerance}: it is a finite number, at least 0")
+        raise ArgumentError(f"tolerance is {tolerance}: it is a finite number, at least 0")

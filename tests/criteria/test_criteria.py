@@ -17,9 +17,9 @@ from loopkit.criteria import (
     Patience,
     Threshold,
     TimeLimit,
-    is_better,
     warmup,
 )
+from loopkit.criteria.directions import is_better
 from loopkit.errors import PluginError
 
 NAN, INF = math.nan, math.inf

@@ -1,4 +1,4 @@
-"""Start under SLURM: ``srun python -m loopkit_control.slurm train.py``, one task for each process.
+"""Start under SLURM: ``srun python -m loopkit.distributed.slurm train.py``, one task for each process.
 
 It sets torchrun's variables from srun's, and starts Python with the arguments that it got.
 """
@@ -31,7 +31,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     if missing := [name for name in NEEDED if name not in environ]:
         raise WorldError(
             f"the environment lacks {', '.join(missing)}, which srun sets for each task: start the script by "
-            f"srun python -m loopkit_control.slurm train.py"
+            f"srun python -m loopkit.distributed.slurm train.py"
         )
     first, last = PORTS
     number = int(re.sub(r"\D", "", environ.get("SLURM_JOB_ID", "")) or 0) + 997 * int(environ.get("SLURM_STEP_ID", 0))
@@ -86,7 +86,7 @@ def counts(tasks: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    usage = "usage: srun python -m loopkit_control.slurm train.py [arguments of train.py]"
+    usage = "usage: srun python -m loopkit.distributed.slurm train.py [arguments of train.py]"
     if sys.argv[1:2] in (["-h"], ["--help"]):
         print(usage)
         sys.exit()
