@@ -89,6 +89,8 @@ class Look(NamedTuple):
     """How many items a container has."""
     parent: str = ""
     """The path of the object that holds it."""
+    owner: int = 0
+    """The id of that object."""
 
     @property
     def empty(self) -> bool:
@@ -157,7 +159,9 @@ def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
         if seen is None or seen.kind in CLOSED_LOOKS:
             left.add(id(value))
         if seen is not None:
-            looks[found.path] = Look(seen.kind, seen.state, seen.length, paths.get(id(found.owner), ""))
+            looks[found.path] = Look(
+                seen.kind, seen.state, seen.length, paths.get(id(found.owner), ""), id(found.owner)
+            )
             paths[id(value)] = found.path
     return looks
 

@@ -16,6 +16,7 @@ from loopkit.engine.kept.witness.functions import held_in_code, methods_of
 from loopkit.engine.kept.witness.libraries import is_shipped
 from loopkit.engine.kept.witness.looks import Leave, Scope, is_learner_of
 from loopkit.engine.kept.witness.root import Root
+from loopkit.engine.kept.witness.set_at_begin import is_set_at_begin
 from loopkit.engine.kept.witness.torch_hooks import Hook, hooks_of_all, hooks_of_module, hooks_of_optimizer
 from loopkit.engine.kept.witness.walk import Found, has_attributes
 from loopkit.plugin import declared
@@ -113,7 +114,7 @@ class RootsOfLearner:
     def _of_plugin(self, name: str, plugin: Any) -> Root:
         if has_state(plugin):
             return Root(f"plugin {name!r}", plugin, OF_A_STATE, self._leave(), scope=OWN, state=("plugins", name))
-        leave = _without_modules(self._leave())
+        leave = self._without_set_at_begin(_without_modules(self._leave()), "train")
         return Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, leave, scope=WITH_FUNCTIONS)
 
     def _hooks(self) -> Iterator[tuple[str, Hook]]:
@@ -128,7 +129,16 @@ class RootsOfLearner:
 
     def of_data(self, phase: str, data: Any) -> Root:
         """Return the root of the data of a phase, or of the function that makes it."""
-        return root_of_data(phase, data, self._owned, self._models)
+        root = root_of_data(phase, data, self._owned, self._models)
+        return root._replace(leave=self._without_set_at_begin(root.leave, phase)) if self._trains(phase) else root
+
+    def _trains(self, phase: str) -> bool:
+        return any(each.name == phase and each.training for each in self._phases)
+
+    def _without_set_at_begin(self, leave: Leave, phase: str) -> Leave:
+        """Also leave out attributes of data that a plugin sets anew when an epoch of a training phase begins."""
+        plugins = self._plugins.values()
+        return lambda found: leave(found) or is_set_at_begin(found, plugins, phase)
 
     def _written(self) -> frozenset[str]:
         """The attributes of modules that a plugin with a state owns, such as ``p`` of ``model.p.dropout``."""

@@ -51,7 +51,7 @@ class Witness:
         self._seen: set[Any] = set()
         """With what of the learner it has looked at all roots."""
         self._named: set[tuple[str, str]] = set()
-        """The roots and attributes that were named in this fit."""
+        """The roots and attributes that were named in this fit, and their owners."""
 
     def begin(self) -> None:
         """A fit begins, or a state was loaded: changes count from the next look on."""
@@ -93,10 +93,12 @@ class Witness:
     def warn(self) -> None:
         """Warn of what has moved and is in no state, once of each attribute."""
         for name, paths in self._moved().items():
-            new = [path for path in paths if (name, path) not in self._named]
+            record = self._records[name]
+            new = [path for path in paths if not self._named & set(record.names_of(path))]
+            for path in paths:
+                self._named.update(record.names_of(path))
             if new:
-                self._named.update((name, path) for path in new)
-                warn(self._records[name].message(new))
+                warn(record.message(new))
 
     def warn_of_forgotten(self, state: Mapping[str, Any]) -> None:
         """Warn of what has moved and is not in the part of a state that its owner has saved.
@@ -142,6 +144,12 @@ class _Record:
             f"{root.name} ({type(root.object).__name__}) has changed its {listed} since the fit began, and {holder} "
             f"that: a resumed run starts without it. {cure}"
         )
+
+    def names_of(self, path: str) -> list[tuple[str, str]]:
+        """Names of a value: one in this root, and one that it has in every root that holds its owner."""
+        found = self._looks.get(path)
+        own = (self.root.name, path)
+        return [own] if found is None or not found.owner else [own, (str(found.owner), path.rpartition(".")[2])]
 
     def forgotten(self, state: Mapping[str, Any], is_saved: Callable[[Tensor], bool]) -> list[str]:
         """Return the paths of what has moved, and is not in its own part of a state."""
