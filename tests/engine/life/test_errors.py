@@ -238,3 +238,57 @@ def test_data_whose_length_is_not_implemented_trains():
     other.fit(train(), val(), epochs=2)
     same(end(other), end(learner))
     assert learner.evaluate(Endless(val())) == other.evaluate(val())
+
+
+# An error in an evaluation that a hook runs
+
+
+class Brackets:
+    """Notes how a fit begins and ends, and evaluates in a hook."""
+
+    name = "brackets"
+
+    def __init__(self, data):
+        self.data, self.seen = data, []
+
+    @hookimpl
+    def fit_begin(self):
+        self.seen.append("begin")
+
+    @hookimpl
+    def fit_end(self, result):
+        self.seen.append("end")
+
+
+class InAStep(Brackets):
+    @hookimpl(phase="training")
+    def step_end(self, learner):
+        learner.evaluate(self.data)
+
+
+class AtAnEpochsEnd(Brackets):
+    @hookimpl(phase="training")
+    def phase_end(self, learner):
+        learner.evaluate(self.data)
+
+
+class AfterAValidation(Brackets):
+    @hookimpl
+    def cycle_end(self, learner):
+        learner.evaluate(self.data)
+
+
+@pytest.mark.parametrize("kind", [InAStep, AtAnEpochsEnd, AfterAValidation])
+def test_fit_end_comes_after_an_error_in_an_evaluation_of_a_hook(kind):
+    def broken():
+        yield from val()
+        raise RuntimeError("the disk is full")
+
+    plugin = kind(broken())
+    learner = make(plugin)
+    with pytest.raises(RuntimeError, match="disk"):
+        learner.fit(train(), val(), epochs=2)
+    assert plugin.seen == ["begin", "end"]
+    plugin.data = val()
+    assert learner.fit(train(), val(), epochs=1).reason == "epochs"
+    assert plugin.seen == ["begin", "end"] * 2

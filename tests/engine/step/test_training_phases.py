@@ -176,6 +176,28 @@ def test_step_is_looked_at_after_a_cancelled_one():
         learner.fit(make_batches(3), epochs=1)
 
 
+class Leaves(TrainingPhase):
+    """Returns from its step early."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.before = before
+
+    def step(self, learner, step):
+        if self.before == "the forward":
+            return
+        step.outputs = self.forward(learner, step.batch[0])
+        if self.before == "the loss":
+            return
+        step.loss = self.loss(learner, step.outputs, step.batch[1])
+
+
+@pytest.mark.parametrize("before", ["the forward", "the loss", "the backward"])
+def test_early_return_at_the_first_batch_names_both_ways_out(before):
+    with pytest.raises(StepResultError, match=r"calls step.skip\(\), or raises CancelStep, which leaves it out"):
+        make_learner(Leaves(before)).fit(make_batches(), epochs=1)
+
+
 class Bare(Phase):
     """Neither differentiates nor updates, and lists no events of that."""
 

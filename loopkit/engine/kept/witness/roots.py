@@ -130,7 +130,10 @@ class RootsOfLearner:
     def of_data(self, phase: str, data: Any) -> Root:
         """Return the root of the data of a phase, or of the function that makes it."""
         root = root_of_data(phase, data, self._owned, self._models)
-        return root._replace(leave=self._without_set_at_begin(root.leave, phase)) if self._trains(phase) else root
+        if not self._trains(phase):
+            return root
+        leave = self._without_set_at_begin(root.leave, phase)
+        return Root(root.name, root.object, root.cure, leave, scope=root.scope)
 
     def _trains(self, phase: str) -> bool:
         return any(each.name == phase and each.training for each in self._phases)
