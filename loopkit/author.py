@@ -39,7 +39,7 @@ from loopkit.distributed import buckets
 from loopkit.distributed.member import Member
 from loopkit.engine.compile.order import EVERYTHING, Entry
 from loopkit.engine.compile.owners import Owners
-from loopkit.engine.life.fit import check_count
+from loopkit.engine.life.limits import check_count
 from loopkit.events import snake_case
 from loopkit.every import Every
 from loopkit.found.discovery import bound, find, first_line, load_plugin, plugin_versions, plugins

@@ -22,14 +22,14 @@ from loopkit.engine.compile.phase_table import PhaseTable
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import is_optimizer
 from loopkit.engine.kept.resume import EpochStart
-from loopkit.engine.life.core import Core
+from loopkit.engine.life.engine import Engine
 from loopkit.engine.life.epoch import Epoch
-from loopkit.engine.life.fit import Fit, Limits
-from loopkit.engine.life.fit_loop import FitLoop
-from loopkit.engine.life.forwards import Outputs, aside, inference, predict, predict_batches
+from loopkit.engine.life.fit import Fit
+from loopkit.engine.life.forwards import Outputs
+from loopkit.engine.life.limits import Limits, Terms
 from loopkit.engine.life.models import Models
 from loopkit.engine.life.sources import Source, check_given
-from loopkit.engine.life.user_loop import Rounds, UserLoop
+from loopkit.engine.life.user_loop import Rounds
 from loopkit.engine.life.validations import validations_of
 from loopkit.errors import ArgumentError, PhaseError, PluginError, StateError
 from loopkit.events import SignalBegin
@@ -159,18 +159,18 @@ class Learner:
         models = Models(model)
         _check_loss_fn(loss_fn)
         self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else no_loss_fn
-        self._core = Core(self, models, PhaseTable(phases), order)
+        self._engine = Engine(self, models, PhaseTable(phases), order)
         self.accumulate = accumulate
-        self._logbook = self._core.logbook
+        self._logbook = self._engine.logbook
         self.model = models.as_given(model)
         plugins = _listed(plugins)
         added = Learner._standard_set(plugins) if standard else []
-        self._core.registry.change(add=[*plugins, *added])
-        self.options = Options(added, [list(chain) for chain in self._core.registry.chains])
+        self._engine.registry.change(add=[*plugins, *added])
+        self.options = Options(added, [list(chain) for chain in self._engine.registry.chains])
         """Its options, beside its parts."""
-        self._core.holders.find_extras()
-        models.set_up(self._core.registry, self._core.registry.plugins)
-        owner = WeakMethod(self._core.registry.owner_of_weights)  # plugins may keep the models, not the learner
+        self._engine.holders.find_extras()
+        models.set_up(self._engine.registry, self._engine.registry.plugins)
+        owner = WeakMethod(self._engine.registry.owner_of_weights)  # plugins may keep the models, not the learner
         models.modes = Modes({}, optimizer_modes, lambda: found() if (found := owner()) is not None else "")
         self._set_optimizers(optimizer)
 
@@ -199,62 +199,62 @@ class Learner:
     @property
     def models(self) -> Models:
         """The modules by name; a single one is ``"model"``. Its ``weights`` list their replacements."""
-        return self._core.models
+        return self._engine.models
 
     @property
     def optimizer(self) -> Any:
         """The optimizer, or the mapping of named ones; None without."""
-        return self._core.models.optimizer
+        return self._engine.models.optimizer
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """The optimizers by name; a single one is ``"optimizer"``."""
-        return self._core.models.optimizers
+        return self._engine.models.optimizers
 
     @property
     def phases(self) -> PhaseTable:
         """The phases by name."""
-        return self._core.phases
+        return self._engine.phases
 
     @property
     def accumulate(self) -> int:
         """Steps per update."""
-        return self._core.flags.accumulate
+        return self._engine.flags.accumulate
 
     @accumulate.setter
     def accumulate(self, steps: int) -> None:
         if not is_count(steps):
             raise PhaseError(f"accumulate is {steps!r}: it counts the steps of an update, from 1")
-        self._core.flags.set_accumulate(steps)
+        self._engine.flags.set_accumulate(steps)
 
     @property
     def progress(self) -> Progress:
         """Counters of the training phases, over all fits."""
-        return self._core.progress
+        return self._engine.progress
 
     @property
     def metrics(self) -> dict[str, float]:
         """The latest value of every metric, as ``"val/loss"``; a fit begins with none."""
-        return self._core.metrics
+        return self._engine.metrics
 
     @property
     def world(self) -> World:
         """The processes that train together; only this one, unless a plugin joins others."""
-        return self._core.requests.world
+        return self._engine.requests.world
 
     @world.setter
     def world(self, world: World) -> None:
-        self._core.requests.join(world)
+        self._engine.requests.join(world)
 
     @property
     def current(self) -> Fit | None:
         """The fit that is running."""
-        return self._core.running.fit
+        return self._engine.fit
 
     @property
     def result(self) -> FitResult | None:
         """The result of the fit that is running or was the last."""
-        return self._core.running.result
+        return self._engine.running.result
 
     def set_optimizer(self, optimizer: Optimizers | Mapping[str, Optimizers]) -> None:
         """Continue with another optimizer: between fits, such as for a second stage of a training.
@@ -267,22 +267,21 @@ class Learner:
         Raises:
             PhaseError: A fit or an epoch is running.
         """
-        if self.current is not None or self._core.running.epochs:
+        if self.current is not None or self._engine.running.epochs:
             raise PhaseError("learner.set_optimizer() in a fit, whose windows go by the old one: call it after the fit")
         self._set_optimizers(optimizer)
 
     def _set_optimizers(self, optimizer: Optimizers | Mapping[str, Optimizers] | None) -> None:
-        self._core.models.set_optimizers(optimizer)
-        self._core.models.set_up_optimizers(self._core.registry, self.plugins)
-        self._core.holders.find_extras()
-        self._core.holders.check_saved()
+        self._engine.models.set_optimizers(optimizer)
+        self._engine.models.set_up_optimizers(self._engine.registry, self.plugins)
+        self._engine.holders.check_saved()
 
     # Plugins
 
     @property
     def plugins(self) -> dict[str, Any]:
         """The plugins by name."""
-        return self._core.registry.plugins
+        return self._engine.registry.plugins
 
     @property
     def history(self) -> Any:
@@ -318,16 +317,16 @@ class Learner:
         self._join({name for name, new in now.items() if before.get(name) is not new}, gone)
 
     def _change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
-        core = self._core
-        for name in map(core.registry.find, remove):
-            if core.models.has_wrapper_of(name) or not getattr(self.plugins[name], "removable", True):
+        engine = self._engine
+        for name in map(engine.registry.find, remove):
+            if engine.models.has_wrapper_of(name) or not getattr(self.plugins[name], "removable", True):
                 raise PluginError(
                     f"plugin {name!r} has changed a model or an optimizer for good: build a new learner without it"
                 )
         before = self.plugins
-        core.registry.change(add, remove)
-        core.holders.find_extras()
-        core.requests.change()
+        engine.registry.change(add, remove)
+        engine.holders.find_extras()
+        engine.requests.change()
         now = self.plugins
         for name, plugin in before.items():
             if now.get(name) is not plugin and hasattr(plugin, "leave"):
@@ -335,37 +334,36 @@ class Learner:
 
     def _join(self, names: set[str], gone: Iterable[Any] = ()) -> None:
         """Set the new plugins up; if one fails, take them out again and put those back that had gone for them."""
-        core = self._core
-        wrappers = core.models.wrappers()
-        optimizers = core.models.optimizers
-        fit = core.running.fit
+        engine = self._engine
+        wrappers = engine.models.wrappers()
+        optimizers = engine.models.optimizers
+        fit = self.current
         try:
-            core.models.set_up(core.registry, names)
-            core.models.set_up_optimizers(core.registry, names)
+            engine.models.set_up(engine.registry, names)
+            engine.models.set_up_optimizers(engine.registry, names)
             self._check_optimizers(optimizers)
             if fit is not None:
-                core.registry.owners.begin({name: self.plugins[name] for name in names})
+                engine.registry.owners.begin({name: self.plugins[name] for name in names})
                 fit.begin_plugins(names)
         except BaseException as error:
             if fit is not None:
                 fit.brackets.forget({name: self.plugins[name] for name in names}, fit.result, error)
             self._undo(names, error)
-            core.registry.change(gone, names)
-            core.requests.change()
-            core.models.put_back(wrappers, names)
-            core.models.put_optimizers(optimizers)
-            core.models.set_up(core.registry, {plugin_name(each) for each in gone if hasattr(each, "leave")})
+            engine.registry.change(gone, names)
+            engine.requests.change()
+            engine.models.put_back(wrappers, names)
+            engine.models.put_optimizers(optimizers)
+            engine.models.set_up(engine.registry, {plugin_name(each) for each in gone if hasattr(each, "leave")})
             raise
 
     def _check_optimizers(self, before: Mapping[str, torch.optim.Optimizer]) -> None:
         """Look at the optimizers that a plugin, which joins, has put in the place of others."""
-        core = self._core
-        if core.models.optimizers is before:
+        engine = self._engine
+        if engine.models.optimizers is before:
             return
-        if core.running.fit is not None or core.running.epochs:
+        if engine.running.fit is not None or engine.running.epochs:
             raise PhaseError("a plugin replaces an optimizer in a fit, whose windows go by the old one: add it before")
-        core.holders.find_extras()
-        core.holders.check_saved()
+        engine.holders.check_saved()
 
     def _undo(self, names: Iterable[str], error: BaseException) -> None:
         """Let plugins that could not join leave again, as far as they came."""
@@ -387,8 +385,8 @@ class Learner:
 
         phases = list(self.phases.values()) if phase is None else [self.phases.find(phase)]
         modes = self.models.modes.explained()
-        unproved = self._core.places.unproved.values()
-        return Explanation.of(self._core.registry, phases, full or phase is not None, modes, unproved)
+        unproved = self._engine.places.unproved.values()
+        return Explanation.of(self._engine.registry, phases, full or phase is not None, modes, unproved)
 
     # Running
 
@@ -452,10 +450,10 @@ class Learner:
             raise ArgumentError(
                 "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it), or minutes="
             )
-        source = Source(self._core.registry, *self._core.phases.training(train))
-        validations = validations_of(self._core.registry, self.phases, val, validate)
-        planned = limits.planned(source.length, self._core.flags.accumulate, len(self._core.models.optimizers))
-        fit = FitLoop(self._core, limits, planned, on_interrupt, source, validations, loader_timeout)
+        source = Source(self._engine.registry, *self._engine.phases.training(train))
+        validations = validations_of(self._engine.registry, self.phases, val, validate)
+        planned = limits.planned(source.length, self._engine.flags.accumulate, len(self._engine.models.optimizers))
+        fit = self._engine.fit_loop(Terms(limits, planned, on_interrupt, loader_timeout), source, validations)
         fit.complete()
         return fit.result
 
@@ -503,8 +501,8 @@ class Learner:
                 learner.run("val", others)
         """
         limits = Limits(epochs)
-        planned = planned or limits.planned(None, 1)
-        return Rounds(UserLoop(self._core, limits, planned, on_interrupt, {} if state is None else state))
+        terms = Terms(limits, planned or limits.planned(None, 1), on_interrupt)
+        return Rounds(self._engine.user_loop(terms, {} if state is None else state))
 
     @_takes(loader="give run(phase, data)")
     def run(self, phase: str | Phase, data: Any) -> dict[str, float]:
@@ -514,8 +512,8 @@ class Learner:
         `rounds` that resume a saved state, an epoch that was over by then is skipped, and its metrics are returned.
         """
         phase = self.phases.find(phase)
-        fit = self._core.running.fit
-        with self._core.epochs.next(phase, Source(self._core.registry, phase, data)) as epoch:
+        fit = self.current
+        with self._engine.epochs.next(phase, Source(self._engine.registry, phase, data)) as epoch:
             epoch.run_all(None if fit is None else fit.timeout, True)
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{phase.name}/")}
 
@@ -542,7 +540,7 @@ class Learner:
             return self.run(chosen, data)
 
     def _weights_of(self, word: str) -> Any:
-        name = self._core.registry.find(word)
+        name = self._engine.registry.find(word)
         plugin = unwrapped(self.plugins[name])
         if not hasattr(plugin, "averaged"):
             raise PluginError(f"plugin {name!r} has no weights to evaluate with; WeightAverage has")
@@ -563,7 +561,7 @@ class Learner:
             with learner.aside(), learner.inference():
                 outputs = learner.model(prompts)
         """
-        return inference(self._core, self.phases.of("val", phase))
+        return self._engine.forwards.inference(self.phases.of("val", phase))
 
     def aside(self) -> AbstractContextManager[None]:
         """Inside, forwards are a plugin's own, and the run does not see them, such as a probe's or a teacher's.
@@ -579,7 +577,7 @@ class Learner:
                 loss = learner.loss_fn(learner.model(inputs), targets)
                 grads = torch.autograd.grad(loss, list(learner.model.parameters()))
         """
-        return aside(self._core)
+        return self._engine.forwards.aside()
 
     @_takes(loader="give predict(data)", batch_size="give it to the loader")
     def predict(
@@ -602,7 +600,7 @@ class Learner:
             everywhere: False: where several processes share the data, only rank 0 gets the outputs, the others None.
         """
         place = None if device is None else devices.parse("predict", device, error=ArgumentError)
-        return predict(self._core, self.phases.of("predict", phase), data, place, everywhere)
+        return self._engine.forwards.predict(self.phases.of("predict", phase), data, place, everywhere)
 
     @_takes(loader="give predict_batches(data)", batch_size="give it to the loader")
     def predict_batches(self, data: Any, phase: str | Phase | None = None, *, indices: bool = False) -> Outputs:
@@ -621,7 +619,7 @@ class Learner:
             A generator. ``yield from`` it gives how many batches came, with outputs or without; None if a plugin ended
             the epoch before.
         """
-        return predict_batches(self._core, self.phases.of("predict", phase), data, indices)
+        return self._engine.forwards.predict_batches(self.phases.of("predict", phase), data, indices)
 
     def epoch(self, phase: str | Phase, length: int | None = None, data: Any = None) -> Epoch:
         """One epoch whose loop is yours: ``with learner.epoch("train") as epoch: ... epoch.step(batch)``.
@@ -632,7 +630,8 @@ class Learner:
             data: The data of ``epoch.batches()``, from where a saved state was; needed if the epoch is to be saved.
         """
         phase = self.phases.find(phase)
-        return self._core.epochs.next(phase, None if data is None else Source(self._core.registry, phase, data), length)
+        source = None if data is None else Source(self._engine.registry, phase, data)
+        return self._engine.epochs.next(phase, source, length)
 
     def state_dict(self, at: EpochStart | None = None, *, positions: bool = True, whole: bool = True) -> dict[str, Any]:
         """Everything that decides how training continues from here, bit for bit.
@@ -654,7 +653,7 @@ class Learner:
         Raises:
             StateError: A step is under way, or an epoch that a hook runs, or the data has no position to be saved.
         """
-        return self._core.saving.saved(at, positions, whole)
+        return self._engine.saving.saved(at, positions, whole)
 
     def load_state_dict(
         self,
@@ -682,12 +681,12 @@ class Learner:
             StateError: The state does not fit; the message lists the differences.
             ReentrancyError: An epoch is running.
         """
-        self._core.loading.load(state, self.world, allow=allow, replay=replay, own=own, data=data)
+        self._engine.loading.load(state, self.world, allow=allow, replay=replay, own=own, data=data)
         self._logbook.move_to(self._logbook.epoch)
 
     def forget(self) -> None:
         """Forget where a fit was interrupted, or a loaded state was: the next fit is a new one."""
-        self._core.resume.forget()
+        self._engine.resume.forget()
 
     # Requests
 
@@ -709,7 +708,7 @@ class Learner:
             PhaseError: No fit or epoch is running.
         """
         self._check_running("stop")
-        return self._core.requests.stop(reason, by)
+        return self._engine.requests.stop(reason, by)
 
     def pause(self, reason: str = "", by: str = "") -> None:
         """Ask that this process ends where it is, as SIGTERM does, and the run resumes when it is started again.
@@ -721,17 +720,17 @@ class Learner:
             PhaseError: No fit is running.
         """
         self._check_running("pause")
-        self._core.requests.pause(reason, by)
-        assert self._core.running.fit is not None
-        if self._core.running.fit.raises and not self._core.registry.ordered(SignalBegin.hook):
+        self._engine.requests.pause(reason, by)
+        fit = self.current
+        if fit is not None and fit.raises and not self._engine.registry.ordered(SignalBegin.hook):
             warn(
                 "learner.pause ends this process, and no plugin saves the run, so what was trained is lost: add "
                 "Checkpoint(directory), or give fit(on_interrupt='return') to continue in this process"
             )
 
     def _check_running(self, what: str) -> None:
-        core = self._core
-        if core.running.fit is None and (what == "pause" or not (core.running.epochs or core.running.hooks)):
+        engine = self._engine
+        if engine.running.fit is None and (what == "pause" or not (engine.running.epochs or engine.running.hooks)):
             raise PhaseError(
                 f"learner.{what}() with no fit running: call it from a plugin, a phase or "
                 f"another thread during the fit, or leave out the fit"
@@ -778,7 +777,7 @@ def standard_by(make: Callable[[Iterable[Any]], list[Any]]) -> None:
 
 def registry_of(learner: Learner) -> Registry:
     """The plugins of a learner, their order, and the plans of its phases."""
-    return learner._core.registry
+    return learner._engine.registry
 
 
 def _listed(plugins: Any) -> list[Any]:

@@ -325,11 +325,11 @@ def _wrapped(part: Any) -> str:
     """The plugin that takes what is a part of one: a metric, a scheduler of torch, a schedule; else an empty string."""
     from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau  # these are not imported before they are needed
 
-    from loopkit.logs.backend import Backend
     from loopkit.metrics import MetricLike
     from loopkit.schedules import OfLength
 
-    if isinstance(part, Backend):
+    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(part).__mro__}
+    if ("loopkit", "Backend") in bases:
         made = type(part).__name__
         raise PluginError(f"{made} is where a log goes, and no plugin: wrap it, LogTo({made}(...))")
     made = f"{type(part).__name__}(...)"
@@ -339,7 +339,6 @@ def _wrapped(part: Any) -> str:
         return "Plateau(monitor=...)"
     if isinstance(part, LRScheduler):
         return f"TorchSchedule({made})"
-    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(part).__mro__}
     if bases & {("lightning", "Callback"), ("pytorch_lightning", "Callback")}:
         return f"loopkit_lightning.LightningCallback({made})"
     if getattr(part, "__module__", None) == OfLength.__module__:

@@ -63,6 +63,7 @@ ROOMS: list[tuple[float, list[str]]] = [
     (2.1, ["engine/step/window.py"]),
     (2.2, ["engine/step/step.py"]),
     (2.3, ["engine/step/loop.py"]),
+    (2.35, ["engine/step/loops.py"]),
     (
         2.4,
         [
@@ -70,10 +71,10 @@ ROOMS: list[tuple[float, list[str]]] = [
             "engine/life/epochs.py",
             "engine/life/epoch_stages.py",
             "engine/life/epoch_data.py",
-            "engine/life/core.py",
         ],
     ),
     (2.5, ["engine/life/fit.py", "engine/life/fit_loop.py", "engine/life/user_loop.py", "engine/life/forwards.py"]),
+    (2.6, ["engine/life/engine.py"]),
     (3, ["learner.py"]),
     (4, ["checkpoint/**/*.py", "distributed/**/*.py"]),
     (5, ["plugins/**/*.py"]),
@@ -351,9 +352,11 @@ def _named_by_text(node: ast.AST) -> tuple[ast.AST, str] | None:
 
 # Imports
 
-ANYWHERE = {"Learner", "Core", "Epoch", "Step", "Phase"}
+ANYWHERE = {"Learner", "Epoch", "Step", "Phase"}
 """The classes that annotations may name from anywhere."""
 ARGUMENTS_OF_HOOKS = {"Learner", "Epoch", "Step", "Phase"}
+SPECIFICATIONS = {"hooks.py", "phases.py", "plugin.py"}
+"""The files that specify the methods of plugins and phases that the engine calls: each of these is a hook."""
 
 
 def module_of(path: Path) -> str:
@@ -369,10 +372,11 @@ def imports(annotations: bool = False, exempt: bool = True) -> dict[str, set[str
         exempt: False counts those of `ANYWHERE`, too; only arguments of hooks may name `ARGUMENTS_OF_HOOKS`.
     """
     known = {module_of(path): path for path in core()}
+    homes = _homes()
     found: dict[str, set[str]] = {}
     for module, path in known.items():
         found[module] = set()
-        free = ANYWHERE if exempt else ARGUMENTS_OF_HOOKS - _named_elsewhere(tree(path))
+        free = ANYWHERE if exempt else ARGUMENTS_OF_HOOKS - _named_elsewhere(path)
         for node, typing in _import_nodes(tree(path)):
             if typing and not annotations:
                 continue
@@ -380,22 +384,30 @@ def imports(annotations: bool = False, exempt: bool = True) -> dict[str, set[str
                 found[module] |= {alias.name for alias in node.names if alias.name in known}
             else:
                 names = {alias.name for alias in node.names} - (free if typing else set())
+                if node.module == "loopkit":
+                    found[module] |= {homes[name] for name in names if name in homes}
+                    names -= homes.keys()
                 inner = {f"{node.module}.{name}" for name in names} & known.keys()
                 found[module] |= inner | ({node.module} & known.keys() if len(names) > len(inner) else set())
     return found
 
 
-def _named_elsewhere(module: ast.Module) -> set[str]:
-    """The names of a module but those in the arguments of hooks and of their specifications."""
-    specified = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef) and node.name == "Hooks"]
-    specifications = {id(each) for node in specified for each in node.body}
+def _homes() -> dict[str, str]:
+    """The module of each name that ``loopkit`` itself has from another one."""
+    nodes = [node for node, _ in _import_nodes(tree(HOME / "__init__.py")) if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module for node in nodes for alias in node.names if node.module}
+
+
+def _named_elsewhere(path: Path) -> set[str]:
+    """The names of a module but those in the signatures of hooks and of their specifications."""
+    module = tree(path)
+    specified = path.parent == HOME and path.name in SPECIFICATIONS
+    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
     hooks = [
-        node
-        for node in ast.walk(module)
-        if isinstance(node, ast.FunctionDef)
-        and (id(node) in specifications or any("hookimpl" in ast.unparse(each) for each in node.decorator_list))
+        node for node in functions if specified or any("hookimpl" in ast.unparse(each) for each in node.decorator_list)
     ]
-    inside = {each for hook in hooks for each in ast.walk(hook.args)}
+    signatures = [part for hook in hooks for part in (hook.args, hook.returns) if part is not None]
+    inside = {each for signature in signatures for each in ast.walk(signature)}
     return {node.id for node in ast.walk(module) if isinstance(node, ast.Name) and node not in inside}
 
 

@@ -90,7 +90,7 @@ def fails(learner, error, act, *parts):
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     for part in parts:
         assert re.search(part, text), f"{part!r} is not in:\n{text}"
-    assert not learner._core.running.epochs
+    assert not learner._engine.running.epochs
     assert not learner.model.training
     assert torch.is_grad_enabled()
     log = learner.plugins["fit_log"]
@@ -537,7 +537,7 @@ def test_learner_has_no_optimizer():
     learner = Learner(nn.Linear(4, 3), nn.CrossEntropyLoss(), standard=False)
     with pytest.raises(PhaseError, match=r"the learner has no optimizer; give Learner\(optimizer=\.\.\.\)"):
         learner.fit(batches(), epochs=1)
-    assert not learner._core.running.epochs
+    assert not learner._engine.running.epochs
 
 
 def test_optimizer_gets_no_parameters():

@@ -472,7 +472,7 @@ def test_hostile_checkpoint_is_not_resumed(hostile, kind):
         before = copy.deepcopy({**learner.state_dict(), "fit": None})
         kind, text, _ = attempt(path, resume, learner)
         changed = list(differences(before, {**learner.state_dict(), "fit": None}))
-        return kind, text, changed, list(learner._core.running.epochs), os.listdir(path.parent / "new")
+        return kind, text, changed, list(learner._engine.running.epochs), os.listdir(path.parent / "new")
 
     name, text, changed, passes, left = call_forked(child)
     assert name in ("StateError", "CorruptCheckpointError")

@@ -67,8 +67,8 @@ def left(learner):
     """What a fit has left in this process."""
     return {
         "fit": learner.current,
-        "epochs": len(learner._core.running.epochs),
-        "hooks": learner._core.running.hooks,
+        "epochs": len(learner._engine.running.epochs),
+        "hooks": learner._engine.running.hooks,
         "threads": running(),
         "handlers": [signal.getsignal(number) for number in NUMBERS],
         "grad": torch.is_grad_enabled(),

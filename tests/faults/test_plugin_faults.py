@@ -254,7 +254,7 @@ def surroundings(learner):
         "modes": [module.training for module in model.modules()],
         "gradients": [p.grad for p in model.parameters()],
         "needs gradient": [p.requires_grad for p in model.parameters()],
-        "learner": (list(learner._core.running.epochs), learner.current is not None),
+        "learner": (list(learner._engine.running.epochs), learner.current is not None),
     }
 
 
@@ -421,7 +421,7 @@ def test_fault_of_setup_data_passes_through(kind, call, made):
     assert caught.value is error
     assert ends == (["error"] if made else [])  # the lengths of lists are asked for before the fit begins
     assert any("setup_data of plugin 'faulty'" in note for note in error.__notes__)
-    assert not learner._core.running.epochs
+    assert not learner._engine.running.epochs
     assert learner.current is None
     learner.fit(data, data, epochs=1)
 

@@ -119,9 +119,10 @@ def test_map_tensors_reaches_tensors_alone():
 
 def test_device_comes_first():
     learner = Learner(nn.Conv2d(3, 4, 3), plugins=[ChannelsLast(), ToDevice("cpu")], standard=False)
-    order = [placed.entry.plugin for placed in learner._core.registry.plan(learner.phases["train"]).order["move_batch"]]
+    registry = learner._engine.registry
+    order = [placed.entry.plugin for placed in registry.plan(learner.phases["train"]).order["move_batch"]]
     assert order == ["to_device", "channels_last"]
-    assert [impl.entry.plugin for impl in learner._core.registry.ordered("setup_model")] == order
+    assert [impl.entry.plugin for impl in registry.ordered("setup_model")] == order
 
 
 def test_channels_last_keeps_the_contract_on_images():

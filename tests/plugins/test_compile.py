@@ -278,7 +278,7 @@ def test_compile_comes_after_device_layout_and_freezing():
 
     plugins = [Compile(backend="eager"), Freezing(), Layout(), ToDevice("cpu")]
     learner = Learner(Own(), plugins=plugins, standard=False)
-    order = [impl.entry.plugin for impl in learner._core.registry.ordered("setup_model")]
+    order = [impl.entry.plugin for impl in learner._engine.registry.ordered("setup_model")]
     assert order == ["to_device", "layout", "freezing", "compile"]
 
 

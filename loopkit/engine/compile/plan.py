@@ -7,10 +7,11 @@ pluggy's own way of calling costs microseconds an event. So the implementations 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loopkit.base.batches import describe
 from loopkit.base.notes import add_note, locate, shown
@@ -21,15 +22,27 @@ from loopkit.hooks import Hook, PhaseChoice, Target
 from loopkit.phases import BRACKETS, TRAINING_EVENTS
 
 if TYPE_CHECKING:
-    from loopkit.engine.life.epoch import Epoch
-    from loopkit.engine.step.step import Step
-    from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-Fire = Callable[["Step | Epoch"], None]
+Fire = Callable[[object], None]
 """Calls the plugins that listen to an event, with the step; with the epoch, where the event is one of an epoch."""
-Where = Callable[["Phase", "Step | None"], str]
 INSTRUMENT = "instrument_call"
+
+
+class Numbered(Protocol):
+    """A step, as notes on errors name it."""
+
+    index: int
+
+
+class Resumable(Protocol):
+    """An epoch, whose begin comes again when it resumes."""
+
+    def repeated(self, plugin: Any, name: str) -> AbstractContextManager[None]:
+        """Inside, a hook of a plugin runs at its begin."""
+
+
+Where = Callable[["Phase", Numbered | None], str]
 
 
 @dataclass(frozen=True)
@@ -53,12 +66,12 @@ class Plan:
     """The events that have listeners."""
     awaited: frozenset[type[Event]]
     """Events that the phase must emit itself because a plugin needs them."""
-    epoch_contexts: tuple[Callable[[Epoch], Any], ...]
-    step_contexts: tuple[Callable[[Step], Any], ...]
+    epoch_contexts: tuple[Callable[[object], Any], ...]
+    step_contexts: tuple[Callable[[object], Any], ...]
     setup_data: tuple[Implementation, ...]
     move_batch: Callable[[Any, int], Any] | None
     optimizer_step: Callable[..., Any] | None
-    take_step: Callable[[Step, Callable[[], None]], Any] | None
+    take_step: Callable[[object, Callable[[], None]], Any] | None
     order: dict[str, list[Placed]]
 
     def of_context(self, hook: str, where: str) -> str:
@@ -91,7 +104,7 @@ class Compiler:
         instruments: The implementations of ``instrument_call``, in order.
     """
 
-    def __init__(self, learner: Learner, where: Where, instruments: Sequence[Implementation]) -> None:
+    def __init__(self, learner: object, where: Where, instruments: Sequence[Implementation]) -> None:
         self._learner = learner
         self._where = where
         self._instruments = instruments
@@ -157,7 +170,7 @@ class Compiler:
         def where(at: Any) -> str:
             return whereabouts(phase, at if of_steps else None)
 
-        def fire(at: Step | Epoch) -> None:
+        def fire(at: object) -> None:
             cancels: list[Cancel] | None = None
             for call in calls:
                 try:
@@ -312,10 +325,10 @@ class _Context:
         return error
 
 
-def _once_of_resumed(impl: Implementation, call: Callable[[Epoch], Any]) -> Callable[[Epoch], Any]:
+def _once_of_resumed(impl: Implementation, call: Callable[[Any], Any]) -> Callable[[Resumable], None]:
     """A hook of ``epoch_begin``, which runs again when an epoch resumes, and changes nothing of the state then."""
 
-    def begin(epoch: Epoch) -> None:
+    def begin(epoch: Resumable) -> None:
         with epoch.repeated(impl.plugin, impl.entry.plugin):
             call(epoch)
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from loopkit.engine.compile.phase_table import PhaseTable
     from loopkit.engine.compile.plan import Where
     from loopkit.engine.life.logbook import Logbook
-    from loopkit.learner import Learner
 
 
 class _Manager(pluggy.PluginManager):
@@ -58,7 +57,7 @@ class Registry:
     """
 
     def __init__(
-        self, learner: Learner, phases: PhaseTable, order: Sequence[Any], logbook: Logbook, where: Where
+        self, learner: object, phases: PhaseTable, order: Sequence[Any], logbook: Logbook, where: Where
     ) -> None:
         self.chains = refusals.chains(order)
         self.owners = Owners()

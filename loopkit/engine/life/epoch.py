@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loopkit.base.notes import locate
 from loopkit.base.shield import Shield
 from loopkit.engine.compile.plan import Plan
 from loopkit.engine.kept.data.loader_positions import indices_of
+from loopkit.engine.kept.repeated import Repeated
 from loopkit.engine.kept.resume import EpochStart
 from loopkit.engine.life.epoch_contexts import EpochContexts
-from loopkit.engine.life.epoch_stages import EpochLife
 from loopkit.engine.life.logbook import CurrentEpoch
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.stores import Stores
@@ -35,6 +35,53 @@ class StopEpoch(Exception):
     """Leaves a user's loop at the first step after ``learner.stop``, as a normal end of the epoch."""
 
 
+class EpochStage(Protocol):
+    """One thing that begins with an epoch, and may end with it."""
+
+    def begin(self, epoch: Epoch) -> None:
+        """The epoch begins."""
+
+    def leave(self, epoch: Epoch, error: BaseException | None) -> None:
+        """The epoch is left, be it because of an error."""
+
+
+class Life(Protocol):
+    """How epochs begin and end, within their surroundings."""
+
+    @property
+    def repeated(self) -> Repeated:
+        """The hooks of an epoch's begin, which run again when it resumes."""
+
+    @property
+    def stages(self) -> Sequence[EpochStage]:
+        """The stages of an epoch, begun in this order and left in reverse."""
+
+    @property
+    def number(self) -> int:
+        """The training epoch that runs, or after which something else does, from 1."""
+
+    def where(self, phase: Phase, step: Step | None) -> str:
+        """Return phase, epoch and step, for messages."""
+
+    def batches(self, epoch: Epoch) -> Iterable[Any]:
+        """Return the batches of an epoch, from where a saved state was."""
+
+    def restore_generators(self, epoch: Epoch) -> None:
+        """Put the random generators where a loaded state has them."""
+
+    def end_steps(self, epoch: Epoch, complete: bool, first: bool) -> None:
+        """The steps of an epoch are over."""
+
+    def mark(self, epoch: Epoch) -> EpochStart | None:
+        """Return the state as of the begin of an epoch."""
+
+    def ending(self, epoch: Epoch) -> AbstractContextManager[None]:
+        """Inside, the ``phase_end`` of an epoch runs."""
+
+    def end_by(self, cancel: CancelFit) -> None:
+        """End the fit or the epoch around an epoch by a cancel that came in it."""
+
+
 class Epoch(Stores):
     """One run of a phase over its data; made by ``learner.epoch(phase)`` and used as a context manager.
 
@@ -53,7 +100,7 @@ class Epoch(Stores):
         name_of: Callable[[Any], str],
         loop: Callable[[Epoch, int | None], Loop],
         contexts: EpochContexts,
-        life: EpochLife,
+        life: Life,
     ) -> None:
         super().__init__(name_of)
         self.phase = phase
@@ -163,11 +210,11 @@ class Epoch(Stores):
     @property
     def number(self) -> int:
         """Which training epoch it is, or comes after, or is run in: from 1, over all fits, for people to read."""
-        return self._life.running.number
+        return self._life.number
 
     def where(self, step: Step | None = None) -> str:
         """Phase, epoch and step, for messages."""
-        return self._life.running.where(self.phase, step)
+        return self._life.where(self.phase, step)
 
     # Its begin
 
@@ -214,7 +261,7 @@ class Epoch(Stores):
         plan = self.loop.plan
         try:
             with Shield():
-                self.contexts.enter(self, plan.epoch_contexts)
+                self.contexts.enter([partial(make, self) for make in plan.epoch_contexts], self.alone)
             if (fire := plan.fire[EpochBegin]) is not None:
                 fire(self)
         except (CancelEpoch, CancelFit) as cancel:
@@ -226,7 +273,7 @@ class Epoch(Stores):
 
     def batches(self) -> Iterable[Any]:
         """The batches of the data that the epoch was given, from where a saved state was."""
-        return self._life.data.batches(self)
+        return self._life.batches(self)
 
     def indices(self, step: Step) -> Tensor | str:
         """Which samples the batch of a step, the last one, holds; where that is not known, the reason."""
@@ -274,7 +321,7 @@ class Epoch(Stores):
             raise self.pending
         if self.stopped:
             raise StopEpoch
-        self._life.data.restore_generators(self)
+        self._life.restore_generators(self)
         self.loop.refresh()
         self.loop.run((batch,))
         assert self.current is not None
@@ -300,7 +347,7 @@ class Epoch(Stores):
                 complete = run(self, batches)
             elif complete := self.loop.may_start:
                 complete = self.loop.run(batches)
-            self._life.data.end(self, complete, first)
+            self._life.end_steps(self, complete, first)
 
     @property
     def first_process(self) -> bool:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from loopkit.engine.compile.plan import Where
     from loopkit.engine.compile.registry import Registry
-    from loopkit.engine.life.epoch import Epoch
     from loopkit.engine.life.models import Models
     from loopkit.phases import Phase
 
@@ -42,21 +41,26 @@ class EpochContexts:
         """Whether weights are to be what they were when the epoch is left, bit for bit."""
         self._modes: list[tuple[nn.Module, bool]] = []
 
-    def enter(self, epoch: Epoch, makers: Iterable[Callable[[Epoch], Any]]) -> None:
-        """Put the models in the phase's mode, and enter the contexts of plugins, which these make."""
+    def enter(self, makers: Iterable[Callable[[], Any]], exact: bool) -> None:
+        """Put the models in the phase's mode, and enter the contexts of plugins.
+
+        Args:
+            makers: Each makes the context of a plugin; None for none.
+            exact: The weights are to be what they were when the epoch is left, bit for bit.
+        """
         weights = self._models.weights
         try:
-            self._exact = epoch.alone
+            self._exact = exact
             if self._phase.training:
                 self._set_modes()
                 if weights.stack and weights.by:
                     self._stack.enter_context(weights.own())
             if self._models.modes.optimizers:
-                self._switch(epoch)
+                self._switch()
             if not self._phase.training:
                 self._set_modes()
             for make in makers:
-                if (context := make(epoch)) is not None:
+                if (context := make()) is not None:
                     self._stack.enter_context(context)
             self._enter_form()
         except (CancelEpoch, CancelFit):
@@ -65,7 +69,7 @@ class EpochContexts:
             self._locate(error)
             raise
 
-    def _switch(self, epoch: Epoch) -> None:
+    def _switch(self) -> None:
         """Put optimizers that have modes in the phase's mode."""
         models = self._models
         if not models.modes.serves:
@@ -73,7 +77,7 @@ class EpochContexts:
         if self._phase.training:
             models.modes.switch(TRAIN)
         elif not models.modes.evaluated:
-            self._stack.enter_context(models.modes.in_place(models.weights.replaced, stays=not epoch.alone))
+            self._stack.enter_context(models.modes.in_place(models.weights.replaced, stays=not self._exact))
 
     def _set_modes(self) -> None:
         self._modes = self._models.set_module_modes(self._phase.training)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopkit.base.notices import Notices
 from loopkit.base.world import World
@@ -27,6 +27,8 @@ from loopkit.errors import CancelFit, ReentrancyError, WorldError
 
 if TYPE_CHECKING:
     from loopkit.engine.life.epoch import Epoch
+    from loopkit.engine.step.step import Step
+    from loopkit.phases import Phase
 
 
 class Stage:
@@ -303,19 +305,40 @@ class EpochLife:
         mark: Callable[[Epoch], EpochStart | None],
     ) -> None:
         self.stages = stages
-        self.data = data
-        self.running = running
         self.repeated = repeated
         self.mark = mark
+        self._data = data
+        self._running = running
         self._logbook = logbook
         self._requests = requests
+
+    @property
+    def number(self) -> int:
+        """The training epoch that runs, or after which something else does, from 1."""
+        return self._running.number
+
+    def where(self, phase: Phase, step: Step | None) -> str:
+        """Phase, epoch and step, for messages."""
+        return self._running.where(phase, step)
+
+    def batches(self, epoch: Epoch) -> Iterable[Any]:
+        """The batches of an epoch, from where a saved state was."""
+        return self._data.batches(epoch)
+
+    def restore_generators(self, epoch: Epoch) -> None:
+        """Put the random generators where a loaded state has them."""
+        self._data.restore_generators(epoch)
+
+    def end_steps(self, epoch: Epoch, complete: bool, first: bool) -> None:
+        """The steps of an epoch are over."""
+        self._data.end(epoch, complete, first)
 
     @contextmanager
     def ending(self, epoch: Epoch) -> Iterator[None]:
         """Inside, the ``phase_end`` of an epoch runs."""
         self._logbook.move_to(epoch)
         try:
-            with self.running.hook():
+            with self._running.hook():
                 yield
         finally:
             self._logbook.move_to(epoch.outer)
@@ -326,6 +349,6 @@ class EpochLife:
         Raises:
             CancelFit: A fit or another epoch is around it.
         """
-        if self.running.fit is not None or self.running.epochs:
+        if self._running.fit is not None or self._running.epochs:
             raise cancel
         self._requests.stop(cancel.reason, cancel.by)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from loopkit.engine.life.epoch import Epoch
 from loopkit.engine.life.epoch_contexts import EpochContexts
 from loopkit.engine.life.epoch_stages import EpochLife
 from loopkit.engine.life.running import Running
 from loopkit.engine.life.sources import Source
-from loopkit.engine.step.loop import Loop
+from loopkit.engine.step.loops import Loops
 
 if TYPE_CHECKING:
+    from loopkit.engine.compile.registry import Registry
+    from loopkit.engine.life.models import Models
     from loopkit.phases import Phase
-
-
-class MakeLoop(Protocol):
-    """Makes the loop of an epoch's steps."""
-
-    def __call__(self, epoch: Epoch, length: int | None) -> Loop:
-        """Make it for an epoch of so many steps."""
 
 
 class Epochs:
@@ -29,24 +24,17 @@ class Epochs:
     Args:
         life: How epochs begin and end.
         running: The fit that is running.
-        loop: Makes the loop of an epoch.
-        contexts: Makes the contexts of an epoch of a phase.
-        name_of: Returns the name of a plugin.
+        loops: Makes the loop of an epoch.
+        models: The models, which are put in the mode of the phase.
+        registry: The plugins, whose contexts are entered.
     """
 
-    def __init__(
-        self,
-        life: EpochLife,
-        running: Running,
-        loop: MakeLoop,
-        contexts: Callable[[Phase], EpochContexts],
-        name_of: Callable[[Any], str],
-    ) -> None:
+    def __init__(self, life: EpochLife, running: Running, loops: Loops, models: Models, registry: Registry) -> None:
         self._life = life
         self._running = running
-        self._loop = loop
-        self._contexts = contexts
-        self._name_of = name_of
+        self._loops = loops
+        self._models = models
+        self._registry = registry
 
     def make(
         self,
@@ -63,7 +51,8 @@ class Epochs:
             length: How many steps there will be, if that is known.
             kind: The class of the epoch.
         """
-        return kind(phase, source, length, self._name_of, self._loop, self._contexts(phase), self._life)
+        contexts = EpochContexts(phase, self._models, self._registry, self._running.where)
+        return kind(phase, source, length, self._registry.store_of, self._loops.make, contexts, self._life)
 
     def next(self, phase: Phase, source: Source | None, length: int | None = None) -> Epoch:
         """An epoch that somebody asks for: by itself, or in the fit that is running."""

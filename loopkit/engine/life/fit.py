@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Collection, Sequence
@@ -15,25 +14,31 @@ import torch
 from loopkit.base.named import Named
 from loopkit.base.notes import say, warn
 from loopkit.base.shield import Shield
-from loopkit.base.words import is_count
 from loopkit.engine.kept.position import Position
 from loopkit.engine.life.brackets import Brackets
-from loopkit.engine.life.requests import ExitRequest, Interrupted, Stop
+from loopkit.engine.life.limits import Limits, Terms
+from loopkit.engine.life.requests import ExitRequest, Interrupted, Requests, Stop
 from loopkit.engine.life.signals import Signals, interruption
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.surroundings import Surroundings
 from loopkit.engine.life.validations import Validation
-from loopkit.errors import ArgumentError, CancelFit, PhaseError, ReentrancyError
+from loopkit.errors import CancelFit, PhaseError, ReentrancyError
 from loopkit.events import CycleEnd
 from loopkit.logs.record import Packed
-from loopkit.result import FitResult, Planned
+from loopkit.result import FitResult
 
 if TYPE_CHECKING:
-    from loopkit.engine.life.core import Core
+    from loopkit.engine.compile.registry import Registry
+    from loopkit.engine.kept.left_open import LeftOpen
+    from loopkit.engine.kept.repeated import Repeated
+    from loopkit.engine.kept.resume import Resume
+    from loopkit.engine.life.answers import Answers
     from loopkit.engine.life.epoch import Epoch
+    from loopkit.engine.life.epochs import Epochs
+    from loopkit.engine.life.preparation import Preparation
+    from loopkit.engine.life.running import Running
     from loopkit.phases import Phase
 
-INTERRUPTS = ("raise", "return", None)
 OUT_OF_TIME = "(out of time)"
 """The name by which rank 0 lets the other processes know that the minutes of the fit are over; no phase has it."""
 SKIPS = 1_000
@@ -43,85 +48,35 @@ PAUSED = 75
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The limits of a fit, in epochs, steps, updates and minutes.
+class FitParts:
+    """The parts of the engine that every fit works with."""
 
-    Raises:
-        ValueError: One is not a count from 1, or ``minutes`` is not a number above 0.
-    """
-
-    epochs: int | float | None = None
-    max_steps: int | None = None
-    max_updates: int | None = None
-    minutes: float | None = None
-
-    def __post_init__(self) -> None:
-        check_count("epochs", self.epochs, endless=True)
-        check_count("max_steps", self.max_steps)
-        check_count("max_updates", self.max_updates)
-        number = isinstance(self.minutes, (int, float)) and not isinstance(self.minutes, bool)
-        if self.minutes is not None and not (number and 0 < self.minutes < math.inf):
-            raise ArgumentError(f"minutes is {self.minutes!r}: give a number above 0, as in fit(minutes=30)")
-
-    @property
-    def seconds(self) -> float:
-        """The minutes as seconds; infinite without."""
-        return math.inf if self.minutes is None else 60.0 * self.minutes
-
-    @property
-    def between_steps(self) -> bool:
-        """Whether one of them can end a fit in the middle of an epoch."""
-        return not (self.max_steps is None and self.max_updates is None and self.minutes is None)
-
-    def saved(self) -> dict[str, float | None]:
-        """The saved form; an infinite number of epochs is saved as no limit."""
-        return {name: None if value == math.inf else value for name, value in vars(self).items()}
-
-    def raised_from(self, before: dict[str, float | None]) -> bool:
-        """Whether any is higher than it was, or gone."""
-        now = self.saved()
-        return any(limit is not None and (now[name] or math.inf) > limit for name, limit in before.items())
-
-    def planned(self, length: int | None, accumulate: int, optimizers: int = 1) -> Planned:
-        """How far a fit over so many batches an epoch goes, in which each window updates so many optimizers."""
-        finite = int(self.epochs) if self.epochs is not None and self.epochs != math.inf else None
-        steps = self.max_steps
-        most = self.max_updates
-        most = updates = None if most is None else math.ceil(most / max(optimizers, 1))
-        if finite is not None and length is not None:
-            steps = min(finite * length, steps or finite * length)
-        if steps is not None and length is not None:
-            full, rest = divmod(steps, length)
-            updates = full * math.ceil(length / accumulate) + math.ceil(rest / accumulate)
-            updates = min(updates, most or updates)
-        return Planned(finite, steps, updates)
+    running: Running
+    requests: Requests
+    registry: Registry
+    epochs: Epochs
+    answers: Answers
+    resume: Resume
+    left_open: LeftOpen
+    preparation: Preparation
+    repeated: Repeated
+    metrics: dict[str, float]
 
 
 class Fit:
     """One fit that is running, whoever runs its loop; `Learner.current` is it.
 
     Args:
-        core: The learner's.
-        limits: Its limits.
-        planned: How far it is meant to go, for displays and schedules.
-        on_interrupt: The action after ``fit_end`` when a signal or a pause ended it; None: signals are not caught.
-        timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
+        parts: The parts of the engine that fits work with.
+        terms: Its arguments, beside its data.
         runs: The phases that it runs by itself; none in a loop of the user's.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        limits: Limits,
-        planned: Planned,
-        on_interrupt: str | None,
-        timeout: float | None = None,
-        runs: Sequence[Phase] = (),
-    ) -> None:
-        if on_interrupt not in INTERRUPTS:
-            raise ArgumentError(f"on_interrupt is {on_interrupt!r}: it is 'raise', 'return' or None")
-        self.limits = limits
-        self.result = FitResult(seed=torch.initial_seed(), planned=planned)
+    def __init__(self, parts: FitParts, terms: Terms, runs: Sequence[Phase] = ()) -> None:
+        running = parts.running
+        requests = parts.requests
+        self.limits = terms.limits
+        self.result = FitResult(seed=torch.initial_seed(), planned=terms.planned)
         """The result; complete in ``fit_end``."""
         self.failure: BaseException | None = None
         """The error, during ``fit_end``."""
@@ -130,25 +85,26 @@ class Fit:
         self._resumed = False
         self.times_asked = 0
         """How often `resumed` was read."""
-        self.depth = len(core.running.epochs)
+        self.depth = len(running.epochs)
         """How many epochs were open around it when it began."""
-        self._around = Surroundings(core.running.hooks)
+        self._around = Surroundings(running.hooks)
         self.cancelled: CancelFit | None = None
         """The signal that ends it before its next epoch."""
-        self.position = Position(replace(core.progress))
+        self.position = Position(replace(running.progress))
         """Where it is."""
-        self.timeout = timeout
+        self.timeout = terms.timeout
         self.over = False
         """Whether its ``fit_end`` has come."""
-        self._core = core
+        self._parts = parts
+        self._progress = running.progress
         self._runs = runs
-        self.raises = on_interrupt != "return"
+        self.raises = terms.on_interrupt != "return"
         """Whether a signal or a pause ends the process, by an exception after its ``fit_end``."""
-        self._signals = Signals(core.requests.catch, lambda: not core.running.can_save) if on_interrupt else None
+        self._signals = Signals(requests.catch, lambda: not running.can_save) if terms.on_interrupt else None
         self._started = time.monotonic()
         self.validations: dict[str, Validation] = {}
         """By phase, in the order in which they are run; none in a loop of the user's."""
-        self.brackets = Brackets(core.registry, partial(core.repeated.of_fit, self))
+        self.brackets = Brackets(parts.registry, partial(parts.repeated.of_fit, self))
         """The plugins whose ``fit_begin`` and ``fit_end`` it calls."""
         self._skips = 0
         """Updates in a row that were skipped."""
@@ -158,7 +114,7 @@ class Fit:
         """In a loop of the user's: the phases that were run."""
 
     def __repr__(self) -> str:
-        return f"Fit(epochs={self.limits.epochs}, progress={self._core.progress})"
+        return f"Fit(epochs={self.limits.epochs}, progress={self._progress})"
 
     # What plugins look at
 
@@ -171,12 +127,12 @@ class Fit:
     @property
     def open_epochs(self) -> list[Epoch]:
         """The epochs of it that are open, the outermost first."""
-        return self._core.running.open_epochs
+        return self._parts.running.open_epochs
 
     @property
     def epoch(self) -> Epoch | None:
         """The epoch that is open, the innermost one if a phase runs inside another."""
-        return next(reversed(self._core.running.open_epochs), None)
+        return next(reversed(self._parts.running.open_epochs), None)
 
     @property
     def has_cycles(self) -> bool:
@@ -192,26 +148,26 @@ class Fit:
     @property
     def can_save(self) -> bool:
         """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
-        return self._core.running.can_save
+        return self._parts.running.can_save
 
     @property
     def signal(self) -> signal.Signals | None:
         """The signal that was caught, during ``signal_begin``."""
-        return self._core.requests.signal
+        return self._parts.requests.signal
 
     @property
     def resuming(self) -> str:
         """The phase whose epoch was open in a state that was loaded, until it is resumed; else an empty string."""
-        return next(iter(self._core.left_open.waiting), "")
+        return next(iter(self._parts.left_open.waiting), "")
 
     @property
     def missing_states(self) -> dict[str, str]:
         """By phase and optimizer: the changes since the fit began that are in no state, in words."""
-        return self._core.witness.missing()
+        return self._parts.preparation.missing()
 
     def request_save(self) -> None:
         """Ask that the state is saved between two steps, as SIGUSR1 does: ``signal_begin`` fires there."""
-        self._core.requests.save()
+        self._parts.requests.save()
 
     def pack_log(self, plugin: Any, packed: list[Packed] | None) -> None:
         """Let what is logged be appended to a list, which is the cheapest way to keep it.
@@ -221,7 +177,7 @@ class Fit:
             packed: The list, which the plugin has to empty in time, of the values of each call (`Packed`); None: the
                 plugin is called again.
         """
-        self._core.registry.pack(plugin, packed)
+        self._parts.registry.pack(plugin, packed)
 
     @property
     def seconds(self) -> float:
@@ -231,11 +187,11 @@ class Fit:
     @property
     def stopped(self) -> bool:
         """Whether a stop is in force."""
-        return self._core.requests.stopped is not None
+        return self._parts.requests.stopped is not None
 
     def saved(self) -> dict[str, Any]:
         """The saved form of the fit."""
-        stop = self._core.requests.stopped
+        stop = self._parts.requests.stopped
         reason = self.result.reason
         over = reason in ("epochs", "max_steps", "max_updates", "minutes", "stop")
         keeps = stop if over or reason == "running" else None
@@ -251,72 +207,65 @@ class Fit:
             ReentrancyError: Another fit is running.
             PluginError: A plugin is never called, or reads a metric that is never made.
         """
-        if self._core.running.fit is not None:
+        if self._parts.running.fit is not None:
             raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
-        flags = self._core.flags
-        noted = flags.noted
+        preparation = self._parts.preparation
+        noted = preparation.noted
         try:
-            self._core.running.enter(self)
+            self._parts.running.enter(self)
             self._begin()
         except BaseException as error:
             self.beginning = False
             if not noted:
-                flags.forget()
+                preparation.forget()
             self.end(error)
             raise
         self.beginning = False
 
     def _begin(self) -> None:
-        core = self._core
+        parts = self._parts
         signals = self._signals
-        core.requests.begin(signals)
+        parts.requests.begin(signals)
         if signals is not None:
             signals.install()
             if not signals.reaches:
-                core.notices.say_once(
+                parts.preparation.say_once(
                     "this fit runs off the main thread, where Python handles no signals: SIGINT, SIGTERM and SIGUSR1 "
                     "neither end nor save it; call learner.pause() or learner.stop() where they arrive"
                 )
-        core.holders.find_extras()
-        core.models.module_modes.wake(core.notices.say_once)
-        core.flags.note()
+        parts.preparation.begin()
         self._find_position()
         self.beginning = True
-        core.registry.owners.begin(core.registry.plugins)
-        for phase in self._runs:
-            core.own_updates.check(phase)
-        if core.registry.implemented and self._runs:
-            core.registry.check_fit(self._runs)
-        if core.registry.brackets:
-            with core.running.hook():
+        parts.preparation.check(self._runs)
+        if parts.registry.brackets:
+            with parts.running.hook():
                 self.begin_plugins()
-        if core.requests.world.size > 1:
+        if parts.requests.world.size > 1:
             self._agree_to_begin()
-        core.witness.begin()
-        core.witness.look()
+        parts.preparation.watch()
 
     def _find_position(self) -> None:
         """Resume where a saved state or an interrupt left the learner's last fit, or begin a new one."""
-        core = self._core
-        dropped = core.resume.drop_held(self._is_behind)
-        loaded, goes_on = core.resume.begin()
+        parts = self._parts
+        dropped = parts.resume.drop_held(self._is_behind)
+        loaded, goes_on = parts.resume.begin()
         if loaded is None:
-            self.position = Position(replace(core.progress), core.resume.fits, bool(self._runs))
+            self.position = Position(replace(self._progress), parts.resume.fits, bool(self._runs))
         else:
             self._go_on(loaded)
         if not self._resumed:
-            core.metrics.clear()
+            parts.metrics.clear()
         if dropped is not None:
-            _say_dropped(dropped.epochs, core.progress.steps, self.limits)
+            _say_dropped(dropped.epochs, self._progress.steps, self.limits)
         if goes_on:
             say(
-                f"the fit resumes where it was interrupted, after {core.progress.epochs} complete epochs and "
-                f"{core.progress.steps:,} steps (learner.forget() would begin a new one)"
+                f"the fit resumes where it was interrupted, after {self._progress.epochs} complete epochs and "
+                f"{self._progress.steps:,} steps (learner.forget() would begin a new one)"
             )
-        if (left := core.resume.unfinished) and not self._resumed:
+        if (left := parts.resume.unfinished) and not self._resumed:
             say(f"{left}; this is a new fit, which begins that epoch anew")
         if left:
-            core.resume.leave_unfinished("")
+            parts.resume.leave_unfinished("")
 
     def _is_behind(self, at: Position) -> bool:
         """Whether the limits differ from the limits of an interrupted fit, and it has reached one of them already."""
@@ -324,15 +273,15 @@ class Fit:
 
     def go_on(self) -> None:
         """Resume from the position that was loaded, with the limits of this fit."""
-        if (position := self._core.resume.take_position()) is not None:
+        if (position := self._parts.resume.take_position()) is not None:
             self._go_on(position)
 
     def _go_on(self, at: Position) -> None:
-        self._resumed = at.epochs > 0 or at.start != self._core.progress
+        self._resumed = at.epochs > 0 or at.start != self._progress
         reopened = bool(at.limits) and self.limits.raised_from(at.limits)
         stop = None if at.stop is None or reopened else Stop(*at.stop)
         if stop is not None:
-            self._core.requests.resume(stop)
+            self._parts.requests.resume(stop)
         ended = "" if reopened else at.ended
         by_fit = at.by_fit or bool(self._runs)
         self.position = replace(at, stop=None, ended=ended, by_fit=by_fit)
@@ -344,8 +293,8 @@ class Fit:
 
     def _agree_to_begin(self) -> None:
         """Apply a cancel that one process raised in ``fit_begin`` to all processes."""
-        core = self._core
-        agreed, _ = core.requests.agree(core.progress.updates, self.cancelled, ())
+        parts = self._parts
+        agreed, _ = parts.requests.agree(self._progress.updates, self.cancelled, ())
         if isinstance(agreed, CancelFit):
             self.cancelled = agreed
 
@@ -353,28 +302,28 @@ class Fit:
 
     def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         """An epoch that does not come from its own loop."""
-        return self._core.epochs.make(phase, source, length)
+        return self._parts.epochs.make(phase, source, length)
 
     def fire_cycle_end(self) -> None:
         """Fire ``cycle_end``, in which a cancel is a stop."""
-        core = self._core
-        for impl in core.registry.ordered(CycleEnd.hook):
+        parts = self._parts
+        for impl in parts.registry.ordered(CycleEnd.hook):
             try:
-                with core.running.hook():
-                    core.registry.call(impl)
+                with parts.running.hook():
+                    parts.registry.call(impl)
             except CancelFit as cancel:
-                core.requests.stop(cancel.reason, cancel.by or impl.entry.plugin)
+                parts.requests.stop(cancel.reason, cancel.by or impl.entry.plugin)
 
     def reason_to_end(self) -> str:
         """Why it is over, as `FitResult.reason`; an empty string if it is not."""
-        if self._core.requests.stopped is not None:
+        if self._parts.requests.stopped is not None:
             return "stop"
         return self.position.ended or self._limit_reached(self.position)
 
     def _limit_reached(self, at: Position) -> str:
         """The limit that a fit at this position has reached."""
         limits = self.limits
-        progress = self._core.progress
+        progress = self._progress
         if limits.max_steps is not None and progress.steps - at.start.steps >= limits.max_steps:
             return "max_steps"
         if limits.max_updates is not None and progress.updates - at.start.updates >= limits.max_updates:
@@ -390,8 +339,8 @@ class Fit:
             word: The due action, by its word: the phase of a validation, or `OUT_OF_TIME`.
             seconds: Counted as `seconds` is.
         """
-        requests = self._core.requests
-        late = self._core.requests.world.rank == 0 and self.seconds >= seconds
+        requests = self._parts.requests
+        late = self._parts.requests.world.rank == 0 and self.seconds >= seconds
         if not requests.together:
             return late
         if late and word not in requests.validations:
@@ -404,7 +353,7 @@ class Fit:
         Raises:
             PhaseError: So many in a row were, and no other limit ends the fit: it would never end.
         """
-        updates = self._core.progress.updates
+        updates = self._progress.updates
         self._skips = self._skips + 1 if updates == self._skipped_at else 1
         self._skipped_at = updates
         if self._skips >= SKIPS and self.ends_by_updates:
@@ -423,9 +372,9 @@ class Fit:
 
     def end(self, error: BaseException | None) -> None:
         """Fire ``fit_end``, let go of all that the fit holds, then raise what there is to raise."""
-        core = self._core
+        parts = self._parts
         signals = self._signals
-        if self.over or core.running.fit is not self:
+        if self.over or parts.running.fit is not self:
             if error is not None:
                 raise error
             return
@@ -445,21 +394,21 @@ class Fit:
 
     def _end_plugins(self, error: BaseException | None) -> None:
         """Complete the result and fire ``fit_end``; raises what the fit has failed with."""
-        core = self._core
+        parts = self._parts
         failure = None
         self.ending = True
         try:
             failure = self._conclude(error)
         finally:
             if failure is not None and not isinstance(failure, Exception):
-                core.running.close_epochs(failure)  # those that an interrupt has kept from it
+                parts.running.close_epochs(failure)  # those that an interrupt has kept from it
                 self._around.restore()
-            with core.running.hook():
+            with parts.running.hook():
                 self.brackets.end(self.result, failure)
 
     def _conclude(self, error: BaseException | None) -> BaseException | None:
         """Complete the result; returns what the fit has failed with."""
-        core = self._core
+        parts = self._parts
         result = self.result
         failure: BaseException | None = None
         if isinstance(error, CancelFit):
@@ -474,15 +423,15 @@ class Fit:
             result.reason = "error"
             failure = error
             self.failure = error
-            core.resume.leave_unfinished(f"the last fit failed in epoch {core.progress.epochs + 1}")
+            parts.resume.leave_unfinished(f"the last fit failed in epoch {self._progress.epochs + 1}")
         elif result.reason == "running":
             result.reason = "end"
         result.epochs, result.steps, result.updates, result.samples = (
-            now - then for now, then in zip(astuple(core.progress), astuple(self.position.start), strict=True)
+            now - then for now, then in zip(astuple(self._progress), astuple(self.position.start), strict=True)
         )
-        result.metrics = Named("metric", core.metrics)
+        result.metrics = Named("metric", parts.metrics)
         result.seconds = self.seconds
-        stop = core.requests.stopped
+        stop = parts.requests.stopped
         if stop is not None and result.reason not in ("signal", "pause", "error"):
             result.reason = "stop"
             result.message, result.by = stop
@@ -490,39 +439,29 @@ class Fit:
 
     def _let_go(self) -> None:
         """Let go of all that the fit holds, the signals last."""
-        core = self._core
+        parts = self._parts
         signals = self._signals
         self.ending = False
         self.over = True
         self.failure = None
         self.cancelled = None
-        core.registry.owners.end()
-        core.running.leave(self._around.hooks)
-        core.requests.end()
+        parts.registry.owners.end()
+        parts.running.leave(self._around.hooks)
+        parts.requests.end()
         if signals is not None:
             signals.remove()
             signals.pass_on()
 
     def _warn_of_idle(self) -> None:
         """Warn of plugins that were never called, and of metrics that were read and never made."""
-        core = self._core
-        if core.requests.world.rank > 0:
+        parts = self._parts
+        if parts.requests.world.rank > 0:
             return
-        problems = core.registry.idle(self._ran.values()) if self._ran else []
+        problems = parts.registry.idle(self._ran.values()) if self._ran else []
         if self.result.reason == "epochs":
-            problems += core.registry.never_made(core.metrics)
+            problems += parts.registry.never_made(parts.metrics)
         for problem in problems:
             warn(problem)
-
-
-def check_count(name: str, value: Any, endless: bool = False) -> None:
-    """Check that it is a count from 1.
-
-    Raises:
-        ArgumentError: It is not.
-    """
-    if value is not None and not is_count(value) and not (endless and value == math.inf):
-        raise ArgumentError(f"{name} is {value!r}: it counts from 1" + (", or is math.inf" if endless else ""))
 
 
 def _interruption(ending: ExitRequest) -> BaseException:

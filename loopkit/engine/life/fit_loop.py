@@ -7,40 +7,47 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.life.epoch import Epoch
-from loopkit.engine.life.fit import SKIPS, Fit, Limits
+from loopkit.engine.life.fit import SKIPS, Fit, FitParts
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.validations import Validation
 from loopkit.engine.step.loop import StepLimits
 from loopkit.errors import ArgumentError, Cancel, CancelFit, PhaseError
 from loopkit.every import Every
-from loopkit.result import Planned
 
 if TYPE_CHECKING:
-    from loopkit.engine.life.core import Core
+    from loopkit.engine.kept.data.data_places import DataPlaces
+    from loopkit.engine.kept.flags import Flags
+    from loopkit.engine.life.limits import Terms
     from loopkit.phases import Phase
 
 
 class FitLoop(Fit):
     """A fit that trains on some data, and validates when that is due.
 
-    Args: As for `Fit`, and its training data and its validations, in this order.
+    Args:
+        parts: As for `Fit`.
+        terms: As for `Fit`.
+        train: The training data, with their phase.
+        validations: The validations, in the order in which they are run.
+        places: The data of phases, and their positions.
+        flags: Hold how many steps make an update.
     """
 
     def __init__(
         self,
-        core: Core,
-        limits: Limits,
-        planned: Planned,
-        on_interrupt: str | None,
+        parts: FitParts,
+        terms: Terms,
         train: Source,
         validations: Sequence[Validation],
-        timeout: float | None,
+        places: DataPlaces,
+        flags: Flags,
     ) -> None:
-        runs = [train.phase, *[each.source.phase for each in validations]]
-        super().__init__(core, limits, planned, on_interrupt, timeout, runs)
+        super().__init__(parts, terms, [train.phase, *[each.source.phase for each in validations]])
         self._source = train
+        self._places = places
+        self._flags = flags
         self.validations = {each.phase: each for each in validations}
-        self._stops_between = limits.between_steps or not all(each.by_epochs for each in validations)
+        self._stops_between = terms.limits.between_steps or not all(each.by_epochs for each in validations)
         """Whether every training epoch is looked at between its steps."""
         if not train.made and any(each.every.in_parts for each in validations):
             _check_length(train.length)
@@ -73,19 +80,19 @@ class FitLoop(Fit):
             raise
 
     def _run_epochs(self) -> None:
-        core = self._core
+        parts = self._parts
         at = self.position
         train = self._source
-        core.places.expect([*[each.source for each in self.validations.values()], train])
+        self._places.expect([*[each.source for each in self.validations.values()], train])
         if at.due:
             at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
         while True:
             self._end_cycle()
-            if core.requests.waits:
-                core.answers.answer()
+            if parts.requests.waits:
+                parts.answers.answer()
             if self.cancelled is not None:
                 raise self.cancelled
-            waiting = core.left_open.waiting
+            waiting = parts.left_open.waiting
             if self.validations and not waiting:
                 self._want("round")
             if at.due and waiting[:1] != [train.phase.name]:
@@ -99,7 +106,7 @@ class FitLoop(Fit):
     def _end_cycle(self) -> None:
         """Fire ``cycle_end``, if a training epoch and all validations due after it are over."""
         at = self.position
-        if not at.cycle or self._core.left_open.waiting:
+        if not at.cycle or self._parts.left_open.waiting:
             return
         if self.validations:
             self._want("round")  # a stop in a ``phase_end`` may have made one due
@@ -125,7 +132,7 @@ class FitLoop(Fit):
         if when == "epoch" and every.is_end(at.epochs):
             return True
         begun = at.validated.get(validation.phase)
-        since = self._core.progress.updates - (at.start.updates if begun is None else begun)
+        since = self._progress.updates - (at.start.updates if begun is None else begun)
         if when != "step" and self.reason_to_end():
             return since > 0 and not at.ended  # the last weights, once
         if every.first and begun is None and since == 0:
@@ -155,11 +162,11 @@ class FitLoop(Fit):
         return every.parts_done(self.position.epochs, self._open.steps, _check_length(self._open.length))
 
     def _train(self, source: Source) -> None:
-        core = self._core
+        parts = self._parts
         at = self.position
-        steps = core.progress.steps
-        updates = core.progress.updates
-        epoch = self._open = core.epochs.make(source.phase, source)
+        steps = self._progress.steps
+        updates = self._progress.updates
+        epoch = self._open = parts.epochs.make(source.phase, source)
         cancel = self._run(epoch, first=at.epochs == 0)
         self._open = None
         at.count_epoch()
@@ -170,14 +177,14 @@ class FitLoop(Fit):
         epoch.finish(cancel)
 
     def _validate(self, phase: str) -> None:
-        core = self._core
+        parts = self._parts
         at = self.position
         source = self.validations[phase].source
-        epoch = core.epochs.make(source.phase, source)
+        epoch = parts.epochs.make(source.phase, source)
         first = phase not in at.validated
-        if not core.left_open.waiting:
-            at.begin_validation(phase, core.progress.updates, self._parts_done(self.validations[phase].every))
-        core.requests.begin_validation(phase)
+        if not parts.left_open.waiting:
+            at.begin_validation(phase, self._progress.updates, self._parts_done(self.validations[phase].every))
+        parts.requests.begin_validation(phase)
         cancel = self._run(epoch, first)
         at.end_validation(phase, self.seconds)
         epoch.finish(cancel)
@@ -198,7 +205,7 @@ class FitLoop(Fit):
     def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any]) -> bool:
         """Run its steps up to a limit, with the validations that are due between them."""
         if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
-            if (self._core.left_open.waiting or not epoch.stopped) and self._between(epoch):
+            if (self._parts.left_open.waiting or not epoch.stopped) and self._between(epoch):
                 return False
         if epoch.stopped:
             return False
@@ -219,10 +226,10 @@ class FitLoop(Fit):
             if each.every.updates is not None:
                 updates = min(updates, at.validated.get(phase, at.start.updates) + each.every.updates)
             elif each.every.in_parts:
-                steps = min(steps, self._core.progress.steps + _steps_to_part(epoch, each.every, at.epochs))
+                steps = min(steps, self._progress.steps + _steps_to_part(epoch, each.every, at.epochs))
             else:
                 late = min(late, self._time_of(each))
-        if self._core.requests.world.rank != 0:
+        if self._parts.requests.world.rank != 0:
             late = math.inf
         return StepLimits(steps, updates, self._started - at.seconds + late)
 
@@ -237,7 +244,7 @@ class FitLoop(Fit):
 
     def _check_progress(self, phase: Phase, steps: int) -> None:
         """Raise where no step is completed in an epoch, and only steps or updates end the fit."""
-        self._barren = 0 if self._core.progress.steps > steps else self._barren + 1
+        self._barren = 0 if self._progress.steps > steps else self._barren + 1
         limits = self.limits
         endless = limits.minutes is None and (limits.epochs is None or limits.epochs == math.inf)
         if self._barren >= 2 and endless and not self.stopped:
@@ -249,10 +256,10 @@ class FitLoop(Fit):
 
     def _check_updates(self, phase: Phase, steps: int, updates: int, idle: bool) -> None:
         """Raise where no step updates, and only updates end the fit."""
-        progress = self._core.progress
+        progress = self._progress
         updated = idle or progress.updates != updates
         self._fruitless = 0 if updated else self._fruitless + progress.steps - steps
-        if self._fruitless >= SKIPS * self._core.flags.accumulate and self.ends_by_updates and not self.stopped:
+        if self._fruitless >= SKIPS * self._flags.accumulate and self.ends_by_updates and not self.stopped:
             raise PhaseError(
                 f"phase {phase.name!r} made no update in {self._fruitless:,} steps, and the fit ends by max_updates "
                 f"only: it would never end. Give epochs= or max_steps=; a phase with own_updates = True reports its "

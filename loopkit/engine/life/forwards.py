@@ -18,7 +18,11 @@ from loopkit.errors import EmptyDataError, PhaseError
 
 if TYPE_CHECKING:
     from loopkit.engine.compile.plan import Implementation
-    from loopkit.engine.life.core import Core
+    from loopkit.engine.compile.registry import Registry
+    from loopkit.engine.life.epochs import Epochs
+    from loopkit.engine.life.models import Models
+    from loopkit.engine.life.requests import Requests
+    from loopkit.engine.life.running import Running
     from loopkit.phases import Phase
 
 PLACE = ("params", "buffers", "weights")
@@ -28,51 +32,130 @@ Outputs = Generator[Any, None, int | None]
 """Outputs of batches, and at the end how many batches came; None if the epoch was left before its last one."""
 
 
-def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, everywhere: bool) -> Any:
-    """Run the phase over the data and return its outputs; see `Learner.predict`."""
-    if isinstance(data, Mapping) and data and not any(isinstance(each, Tensor) for each in data.values()):
-        return {name: predict(core, phase, each, place, everywhere) for name, each in data.items()}
-    source = Source(core.registry, phase, [data] if isinstance(data, Tensor) else data)
-    if source.made:
-        source = Source(core.registry, phase, source.given())
-    outputs: list[Any] = []
-    with _aside(core), core.epochs.next(phase, source) as epoch:
-        epoch.loop.run(_collecting(epoch, outputs, place))
-        epoch.check_count(True)
-    if core.requests.world.size > 1 and source.epoch()[0] is not source.given:
-        from loopkit.data.shards import gather
+class Forwards:
+    """Runs phases for their outputs, and lets hooks run models of the learner.
 
-        outputs = gather(core.requests.world, source.given, outputs, everywhere)
-        if core.requests.world.rank > 0 and not everywhere:
-            return None
-    return _concatenate(outputs)
+    Args:
+        models: The models.
+        registry: The plugins.
+        running: The fit and the epochs that run now.
+        epochs: Makes epochs.
+        requests: Hold the processes that share the data.
+    """
 
+    def __init__(
+        self, models: Models, registry: Registry, running: Running, epochs: Epochs, requests: Requests
+    ) -> None:
+        self._models = models
+        self._registry = registry
+        self._running = running
+        self._epochs = epochs
+        self._requests = requests
 
-def predict_batches(core: Core, phase: Phase, data: Any, indices: bool = False) -> Outputs:
-    """Run the phase over the data and yield its outputs by batch; see `Learner.predict_batches`."""
-    return _batches_of(core, Source(core.registry, phase, data), indices)
+    def predict(self, phase: Phase, data: Any, place: torch.device | None, everywhere: bool) -> Any:
+        """Run the phase over the data and return its outputs; see `Learner.predict`."""
+        if isinstance(data, Mapping) and data and not any(isinstance(each, Tensor) for each in data.values()):
+            return {name: self.predict(phase, each, place, everywhere) for name, each in data.items()}
+        source = Source(self._registry, phase, [data] if isinstance(data, Tensor) else data)
+        if source.made:
+            source = Source(self._registry, phase, source.given())
+        outputs: list[Any] = []
+        with self._aside(), self._epochs.next(phase, source) as epoch:
+            epoch.loop.run(_collecting(epoch, outputs, place))
+            epoch.check_count(True)
+        if self._requests.world.size > 1 and source.epoch()[0] is not source.given:
+            from loopkit.data.shards import gather
 
+            outputs = gather(self._requests.world, source.given, outputs, everywhere)
+            if self._requests.world.rank > 0 and not everywhere:
+                return None
+        return _concatenate(outputs)
 
-def _batches_of(core: Core, source: Source, indices: bool) -> Outputs:
-    """Yield the outputs; return how many batches came, None if the epoch was left before its last one."""
-    came = 0
-    with _aside(core), core.epochs.next(source.phase, source) as epoch:
-        for batch in epoch.batches():
-            came += 1
-            step = epoch.step(batch)
-            if "outputs" in vars(step):
-                epoch.contexts.restore_modes()
-                yield (step.indices, step.outputs) if indices else step.outputs
-                epoch.contexts.set_modes()
-        epoch.check_count(True)
-        return came
-    return None
+    def predict_batches(self, phase: Phase, data: Any, indices: bool = False) -> Outputs:
+        """Run the phase over the data and yield its outputs by batch; see `Learner.predict_batches`."""
+        return self._batches_of(Source(self._registry, phase, data), indices)
 
+    def _batches_of(self, source: Source, indices: bool) -> Outputs:
+        """Yield the outputs; return how many batches came, None if the epoch was left before its last one."""
+        came = 0
+        with self._aside(), self._epochs.next(source.phase, source) as epoch:
+            for batch in epoch.batches():
+                came += 1
+                step = epoch.step(batch)
+                if "outputs" in vars(step):
+                    epoch.contexts.restore_modes()
+                    yield (step.indices, step.outputs) if indices else step.outputs
+                    epoch.contexts.set_modes()
+            epoch.check_count(True)
+            return came
+        return None
 
-def _aside(core: Core) -> AbstractContextManager[None]:
-    """In a loop of the user's, a prediction is no epoch of a round, which a resume would skip: it is made again."""
-    in_rounds = core.running.fit is not None and not core.running.fit.position.by_fit
-    return core.running.aside() if in_rounds else nullcontext()
+    def _aside(self) -> AbstractContextManager[None]:
+        """In a loop of the user's, a prediction is no epoch of a round, which a resume would skip: it is made again."""
+        in_rounds = self._running.fit is not None and not self._running.fit.position.by_fit
+        return self._running.aside() if in_rounds else nullcontext()
+
+    @contextmanager
+    def inference(self, phase: Phase) -> Iterator[None]:
+        """Inside, the models are as in the steps of a phase that does not train; afterwards all is as it was."""
+        models = self._models
+        with ExitStack() as stack:
+            stack.enter_context(models.casts.unobserved())
+            epoch = self._epochs.make(phase)
+            epoch.depth = len(self._running.epochs)
+            epoch.loop.replan()
+            if not models.weights.by and all(each.phase is not phase for each in self._running.epochs):
+                self._put_weights(phase, epoch, stack)
+            stack.callback(models.restore_module_modes, models.set_module_modes(False))
+            stack.enter_context(models.evaluated(lambda: True))
+            stack.enter_context(torch.no_grad())
+            self._enter_step(phase, epoch, stack)
+            yield
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, a forward is none of the run's: its draws, counts and casts are undone."""
+        models = self._models
+        with ExitStack() as stack:
+            stack.enter_context(models.casts.unobserved())
+            stack.enter_context(self._running.aside())
+            stack.callback(setattr, models, "aside", models.aside)
+            models.aside = True
+            for plugin in self._registry.plugins.values():
+                if hasattr(plugin, "unsynced"):
+                    stack.enter_context(plugin.unsynced())
+            modules = self._modules()
+            stack.callback(models.restore_module_modes, [(module, module.training) for module in modules])
+            _keep_generators(modules, stack)
+            _lend_buffers(modules, stack)
+            _cast_apart(stack)
+            yield
+
+    def _put_weights(self, phase: Phase, epoch: Epoch, stack: ExitStack) -> None:
+        """Put the weights in place that stand there in epochs of the phase."""
+        registry = self._registry
+        modes = self._models.modes
+        if modes.serves and not modes.evaluated:
+            stack.enter_context(modes.in_place(self._models.weights.replaced, stays=False))
+        found = {impl.entry.plugin: impl for impl in registry.implementations("epoch_context", phase)}
+        for placed in registry.plan(phase).order["epoch_context"]:
+            impl = found[placed.entry.plugin]
+            if _puts_weights(impl) and (context := registry.call(impl, phase=phase, epoch=epoch)) is not None:
+                stack.enter_context(context)
+
+    def _enter_step(self, phase: Phase, epoch: Epoch, stack: ExitStack) -> None:
+        """Enter the contexts of a step, such as autocast, without plugins that only look on."""
+        step = Step(epoch.loop, 0, None, 1)
+        plan = self._registry.plan(phase)
+        for make, placed in zip(plan.step_contexts, plan.order["step_context"], strict=True):
+            looks_on = placed.entry.provides == "observer"
+            if not looks_on and (context := make(step)) is not None:
+                stack.enter_context(context)
+
+    def _modules(self) -> list[nn.Module]:
+        """Every module of the models, the loss function, phases and plugins, once."""
+        tops = self._models.with_extras().values()
+        return list(dict.fromkeys(module for top in tops for module in top.modules()))
 
 
 def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) -> Iterator[Any]:
@@ -101,78 +184,8 @@ def _concatenate(outputs: list[Any]) -> Any:
     raise PhaseError(f"predict cannot concatenate outputs of type {type(first).__name__}: use predict_batches")
 
 
-# Forwards of a hook's own
-
-
-@contextmanager
-def inference(core: Core, phase: Phase) -> Iterator[None]:
-    """Inside, the models are as in the steps of a phase that does not train; afterwards all is as it was."""
-    models = core.models
-    with ExitStack() as stack:
-        stack.enter_context(models.casts.unobserved())
-        epoch = core.epochs.make(phase)
-        epoch.depth = len(core.running.epochs)
-        epoch.loop.replan()
-        if not models.weights.by and all(each.phase is not phase for each in core.running.epochs):
-            _put_weights(core, phase, epoch, stack)
-        stack.callback(models.restore_module_modes, models.set_module_modes(False))
-        stack.enter_context(models.evaluated(lambda: True))
-        stack.enter_context(torch.no_grad())
-        _enter_step(core, phase, epoch, stack)
-        yield
-
-
-@contextmanager
-def aside(core: Core) -> Iterator[None]:
-    """Inside, a forward is none of the run's: its draws, counts and casts are undone."""
-    models = core.models
-    with ExitStack() as stack:
-        stack.enter_context(models.casts.unobserved())
-        stack.enter_context(core.running.aside())
-        stack.callback(setattr, models, "aside", models.aside)
-        models.aside = True
-        for plugin in core.registry.plugins.values():
-            if hasattr(plugin, "unsynced"):
-                stack.enter_context(plugin.unsynced())
-        modules = _modules(core)
-        stack.callback(models.restore_module_modes, [(module, module.training) for module in modules])
-        _keep_generators(modules, stack)
-        _lend_buffers(modules, stack)
-        _cast_apart(stack)
-        yield
-
-
-def _put_weights(core: Core, phase: Phase, epoch: Epoch, stack: ExitStack) -> None:
-    """Put the weights in place that stand there in epochs of the phase."""
-    registry = core.registry
-    modes = core.models.modes
-    if modes.serves and not modes.evaluated:
-        stack.enter_context(modes.in_place(core.models.weights.replaced, stays=False))
-    found = {impl.entry.plugin: impl for impl in registry.implementations("epoch_context", phase)}
-    for placed in registry.plan(phase).order["epoch_context"]:
-        impl = found[placed.entry.plugin]
-        if _puts_weights(impl) and (context := registry.call(impl, phase=phase, epoch=epoch)) is not None:
-            stack.enter_context(context)
-
-
 def _puts_weights(impl: Implementation) -> bool:
     return any(state.partition(".")[0] in PLACE for state in impl.entry.updates)
-
-
-def _enter_step(core: Core, phase: Phase, epoch: Epoch, stack: ExitStack) -> None:
-    """Enter the contexts of a step, such as autocast, without plugins that only look on."""
-    step = Step(epoch.loop, 0, None, 1)
-    plan = core.registry.plan(phase)
-    for make, placed in zip(plan.step_contexts, plan.order["step_context"], strict=True):
-        looks_on = placed.entry.provides == "observer"
-        if not looks_on and (context := make(step)) is not None:
-            stack.enter_context(context)
-
-
-def _modules(core: Core) -> list[nn.Module]:
-    """Every module of the models, the loss function, phases and plugins, once."""
-    tops = core.models.with_extras().values()
-    return list(dict.fromkeys(module for top in tops for module in top.modules()))
 
 
 def _keep_generators(modules: list[nn.Module], stack: ExitStack) -> None:

@@ -51,11 +51,12 @@ class Holders:
             yield from module.buffers()
 
     def check_saved(self) -> None:
-        """Check that something saves each parameter that an optimizer trains.
+        """Look for modules and parameters, and check that something saves each one that an optimizer trains.
 
         Raises:
             PhaseError: No object does.
         """
+        self.find_extras()
         models = self._models
         check_saved(models.optimizers, models, models.extras.modules, self._owners())
 

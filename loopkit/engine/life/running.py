@@ -4,17 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loopkit.base.notes import add_note, shown
 from loopkit.progress import Progress
 
 if TYPE_CHECKING:
+    from loopkit.engine.compile.plan import Numbered
+    from loopkit.engine.kept.position import Position
     from loopkit.engine.life.epoch import Epoch
-    from loopkit.engine.life.fit import Fit
-    from loopkit.engine.step.step import Step
+    from loopkit.engine.life.sources import Source
     from loopkit.phases import Phase
     from loopkit.result import FitResult
+
+
+class OpenFit(Protocol):
+    """The fit that is running, as the parts below it see it."""
+
+    position: Position
+    result: FitResult
+    depth: int
+    """How many epochs were open around it when it began."""
+    timeout: float | None
+
+    def saved(self) -> dict[str, Any]:
+        """Return its saved form."""
+
+    def go_on(self) -> None:
+        """Resume from the position that was loaded."""
+
+    def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
+        """Return an epoch of it."""
+
+    def count_skip(self, reason: str) -> None:
+        """An update was skipped."""
 
 
 class Running:
@@ -28,7 +51,7 @@ class Running:
         self.progress = progress
         self.epochs: list[Epoch] = []
         """The epochs that are open, the outermost first."""
-        self.fit: Fit | None = None
+        self.fit: OpenFit | None = None
         self.result: FitResult | None = None
         """The result of the running or last fit."""
         self.hooks = 0
@@ -42,7 +65,7 @@ class Running:
         """
         return self.progress.epochs + any(epoch.trains for epoch in self.open_epochs)
 
-    def where(self, phase: Phase, step: Step | None) -> str:
+    def where(self, phase: Phase, step: Numbered | None) -> str:
         """Phase, epoch and step, for messages."""
         return f"phase {phase.name!r}, epoch {self.number}" + ("" if step is None else f", step {step.index}")
 
@@ -64,7 +87,7 @@ class Running:
             return self.hooks == 1 and all(epoch.loop.between for epoch in epochs)
         return all(epoch.loop.between for epoch in epochs[:-1]) and all(epoch.loop.at_edge for epoch in epochs[-1:])
 
-    def enter(self, fit: Fit) -> None:
+    def enter(self, fit: OpenFit) -> None:
         """A fit begins."""
         self.fit = fit
         self.result = fit.result

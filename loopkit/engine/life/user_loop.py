@@ -13,15 +13,16 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from loopkit.engine.kept.restorer import restorer
 from loopkit.engine.life.epoch import Epoch, StopEpoch
-from loopkit.engine.life.fit import Fit, Limits
+from loopkit.engine.life.fit import Fit, FitParts
 from loopkit.engine.life.sources import Source
 from loopkit.errors import CancelFit, ReentrancyError, StateError
-from loopkit.result import FitResult, Planned
+from loopkit.result import FitResult
 
 if TYPE_CHECKING:
-    from loopkit.engine.life.core import Core
+    from loopkit.engine.kept.rounds import Round
+    from loopkit.engine.life.limits import Terms
+    from loopkit.engine.life.loop_code import LoopCode
     from loopkit.phases import Phase
 
 
@@ -29,18 +30,17 @@ class UserLoop(Fit):
     """A fit whose rounds, and the epochs in them, the user's loop runs. Its arguments are those of `Fit`.
 
     Args:
-        core: As for `Fit`; so are the next ones.
-        limits: As for `Fit`.
-        planned: As for `Fit`.
-        on_interrupt: As for `Fit`.
+        parts: As for `Fit`.
+        terms: As for `Fit`.
+        round: The round of the loop.
+        code: The objects that the loop's code may change.
         kept: Generators of the user's loop, and objects with a state, by name.
     """
 
-    def __init__(
-        self, core: Core, limits: Limits, planned: Planned, on_interrupt: str | None, kept: Mapping[str, Any]
-    ) -> None:
-        super().__init__(core, limits, planned, on_interrupt)
-        self._round = core.round
+    def __init__(self, parts: FitParts, terms: Terms, round: Round, code: LoopCode, kept: Mapping[str, Any]) -> None:
+        super().__init__(parts, terms)
+        self._round = round
+        self._code = code
         self._round.check(kept)
         self._kept = kept
         self.managed = False
@@ -64,7 +64,7 @@ class UserLoop(Fit):
         if self.over:
             return False
         self._counts = True
-        self._core.answers.answer()
+        self._parts.answers.answer()
         if self.cancelled is not None:
             raise self.cancelled
         if reason := self.reason_to_end():
@@ -75,52 +75,39 @@ class UserLoop(Fit):
 
     def begin(self) -> None:
         """Fire ``fit_begin``."""
-        core = self._core
-        if core.running.fit is None:  # else it raises below
+        parts = self._parts
+        if parts.running.fit is None:  # else it raises below
             self._round.begin(None)
             self._round.declare(self._kept)
-            roots = {**_named("phase", core.phases), **_named("model", core.models)}
-            self._round.find({"loss_fn": core.learner.loss_fn, **roots})
+            self._round.find(self._code.owners())
         super().begin()
 
     def _open_round(self) -> None:
         """Begin a round, or begin the one anew in which a state was saved."""
-        core = self._core
+        parts = self._parts
         at = self.position
         if not at.counted and self.limits.epochs is not None and self.limits.epochs != math.inf:
             raise StateError(
                 f"the state is of a loop that did not count its rounds, as the first form of loopkit 0.1 saved them, "
-                f"with {core.progress.epochs} training epochs done: rounds(epochs={self.limits.epochs}) cannot count "
+                f"with {self._progress.epochs} training epochs done: rounds(epochs={self.limits.epochs}) cannot count "
                 f"on. Give rounds() without epochs=, and leave the loop by a break"
             )
-        saved = core.resume.take_round()
+        saved = parts.resume.take_round()
         if saved is not None:
             self._round.begin(saved)
             if saved["begin"] is not None:
                 self._replay(saved)
                 return
             self._round.put_now(saved)
-        at_first_line = not at.done and not core.left_open.waiting
+        at_first_line = not at.done and not parts.left_open.waiting
         if at_first_line:
-            core.left_open.restore_generators()  # as of the save
+            parts.left_open.restore_generators()  # as of the save
         self._round.begin_round(at.epochs, whole=at_first_line)
 
     def _replay(self, saved: Mapping[str, Any]) -> None:
         """Run a round again up to where it was saved, without logging a second time."""
-        core = self._core
-        modules = core.models.with_extras().values()
-        owners = [*core.registry.plugins.values(), *(each for each in core.phases.values() if each.has_state)]
-        put_back = restorer(modules, core.models.optimizers.values(), owners)
-        listeners = core.logbook.packed
-        core.logbook.listen(None)
-
-        def undo_replay() -> None:
-            with core.models.weights.own():
-                put_back()
-            if core.logbook.packed is None:
-                core.logbook.listen(listeners)
-
-        self._round.replay(saved, self.position.epochs, bool(core.left_open.waiting), undo_replay)
+        opened = bool(self._parts.left_open.waiting)
+        self._round.replay(saved, self.position.epochs, opened, self._code.begin_replay())
 
     def end_round(self) -> None:
         """A round is complete.
@@ -128,7 +115,7 @@ class UserLoop(Fit):
         Raises:
             StateError: It was resumed, and the user's code did not run all the epochs that were over or open then.
         """
-        waiting = self._core.left_open.waiting
+        waiting = self._parts.left_open.waiting
         done = self.position.done
         if self._round.replaying and (waiting or self._turn < done):
             open_one = f", and one of phase {waiting[0]!r} was open" if waiting else ""
@@ -147,8 +134,8 @@ class UserLoop(Fit):
         """The user's loop has come to where a state was saved, if it was resumed in a round."""
         if self._round.replaying:
             self._round.arrive()
-            self._core.left_open.leave_generators()
-            self._core.logbook.move_to(self._core.logbook.epoch)
+            self._parts.left_open.leave_generators()
+            self._code.end_replay()
 
     def end(self, error: BaseException | None) -> None:
         """Fire ``fit_end``, then raise what there is to raise."""
@@ -164,23 +151,23 @@ class UserLoop(Fit):
 
     def once(self, name: str, make: Callable[..., Any]) -> Any:
         """A value that is made once in a round, and saved."""
-        with self._core.running.aside():
+        with self._parts.running.aside():
             return self._round.once(name, make)
 
     def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         """The next epoch of the user's loop, or one that runs inside of another or of a hook."""
-        core = self._core
-        if self.position.by_fit or core.running.open_epochs or core.running.hooks:
+        parts = self._parts
+        if self.position.by_fit or parts.running.open_epochs or parts.running.hooks:
             return super().turn(phase, source, length)
         self._ran[phase.name] = phase
-        return core.epochs.make(phase, source, length, partial(Turn, self))
+        return parts.epochs.make(phase, source, length, partial(Turn, self))
 
     def take_turn(self, phase: Phase) -> tuple[bool, bool]:
         """Count an epoch of the user's loop; returns whether to leave it out, and whether it was over at the save."""
         if self.over or self.cancelled is not None or (self.stopped and phase.training):
             return True, False
         if not self._counts:  # no rounds are asked for, so there is only the name to go by
-            waiting = self._core.left_open.waiting
+            waiting = self._parts.left_open.waiting
             return bool(waiting) and waiting[0] != phase.name, False
         self._turn += 1
         done = self._turn <= self.position.done
@@ -193,11 +180,11 @@ class UserLoop(Fit):
     def begin_turn(self, epoch: Epoch) -> None:
         """An epoch of the user's loop begins, or resumes."""
         self.arrive()
-        if not self._counts and (saved := self._core.resume.take_round()) is not None:
+        if not self._counts and (saved := self._parts.resume.take_round()) is not None:
             self._round.put_now(saved)
-        resumed = bool(self._core.left_open.waiting)
+        resumed = bool(self._parts.left_open.waiting)
         if resumed:
-            self._core.left_open.check_given(epoch.name, epoch.data)
+            self._parts.left_open.check_given(epoch.name, epoch.data)
         self._round.begin_turn(resumed)
 
     def count_turn(self, over: bool = False) -> None:
@@ -349,7 +336,3 @@ class Rounds:
     ) -> bool:
         self._fit.end(error)
         return True  # it has raised each error that leaves the block
-
-
-def _named(what: str, objects: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{what} {name!r}": each for name, each in objects.items()}

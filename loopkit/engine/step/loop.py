@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from loopkit.engine.life.models import Models
     from loopkit.engine.life.requests import Stop
     from loopkit.engine.life.running import Running
-    from loopkit.learner import Learner
 
 PAIRS = (tuple, list)
 LOOK_AGAIN = -1
@@ -42,6 +41,12 @@ GRAD_MODES: dict[str, Callable[[], Any]] = {
     "inference_mode": torch.inference_mode,
     "grad": nullcontext,
 }
+
+
+class WithLoss(Protocol):
+    """The argument ``learner`` of hooks; the loop itself reads only its loss function."""
+
+    loss_fn: Any
 
 
 class StepLimits(NamedTuple):
@@ -77,7 +82,7 @@ class Loop(StepContext):
         self,
         epoch: Epoch,
         length: int | None,
-        learner: Learner,
+        learner: WithLoss,
         models: Models,
         registry: Registry,
         running: Running,
@@ -114,7 +119,7 @@ class Loop(StepContext):
         """The phase's step, where plugins have a part in how it is run."""
         self._samples = samples
         """How many samples a batch has."""
-        self._run_step: Callable[[Learner, Step], Any] = phase.step
+        self._run_step: Callable[[Any, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
         if phase.grad_mode not in GRAD_MODES:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")

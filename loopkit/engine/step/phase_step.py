@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from loopkit.engine.compile.plan import Plan, Where
     from loopkit.engine.life.models import Models
     from loopkit.engine.step.step import Step
-    from loopkit.learner import Learner
     from loopkit.phases import Phase
 
 
@@ -33,7 +32,7 @@ class PhaseStep:
         where: Returns phase, epoch and step in words.
     """
 
-    def __init__(self, learner: Learner, phase: Phase, models: Models, where: Where) -> None:
+    def __init__(self, learner: object, phase: Phase, models: Models, where: Where) -> None:
         self._learner = learner
         self._phase = phase
         self._models = models
@@ -43,7 +42,7 @@ class PhaseStep:
         self._left: Plan | None = None
         """The plan whose plugin leaves the rest of the epoch's steps to the phase."""
 
-    def call(self, plan: Plan) -> Callable[[Learner, Step], Any]:
+    def call(self, plan: Plan) -> Callable[[Any, Step], Any]:
         """The function that runs a step: the phase's own, or a plugin's in its place."""
         if plan.take_step is None or plan is self._left:
             return self._phase.step
@@ -53,10 +52,10 @@ class PhaseStep:
         """Run the phase's own steps in this epoch, until the plugins change."""
         self._left = plan
 
-    def _taken(self, take: Callable[[Step, Callable[[], None]], Any], learner: Learner, step: Step) -> None:
+    def _taken(self, take: Callable[[object, Callable[[], None]], Any], learner: object, step: Step) -> None:
         take(step, partial(self._own, learner, step))
 
-    def _own(self, learner: Learner, step: Step) -> None:
+    def _own(self, learner: object, step: Step) -> None:
         """The phase's own step, for a plugin in its place; its errors are the phase's."""
         phase_step: Callable[..., Any] = self._phase.step
         try:
@@ -69,7 +68,7 @@ class PhaseStep:
             locate_step_error(error, step, self._phase, self._models, self._where)
             raise
 
-    def in_contexts(self, call: Callable[[Learner, Step], Any], step: Step, plan: Plan) -> None:
+    def in_contexts(self, call: Callable[[Any, Step], Any], step: Step, plan: Plan) -> None:
         """Call the step in the contexts of plugins; errors of entering or leaving one are located here."""
         raised: BaseException | None = None
         first_under_autocast = False

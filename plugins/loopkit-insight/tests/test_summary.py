@@ -118,7 +118,7 @@ def test_summary_leaves_no_buffer_that_the_forward_made():
 def test_summary_changes_no_bit_of_a_fit():
     def weights(look):
         learner = make()
-        learner._core.models.set_optimizers(torch.optim.SGD(learner.model.parameters(), lr=0.1))
+        learner._engine.models.set_optimizers(torch.optim.SGD(learner.model.parameters(), lr=0.1))
         if look:
             summarize(learner, BATCH)
         learner.fit([BATCH] * 3, epochs=2)

@@ -28,7 +28,7 @@ def test_hookimpl_limits_a_hook_to_phases(limit):
     learner.run("val", batches(1))
     learner.run("train", batches(1))
     assert seen == ["train"]
-    assert learner._core.registry.plan(learner.phases["val"]).fire[StepBegin] is None
+    assert learner._engine.registry.plan(learner.phases["val"]).fire[StepBegin] is None
 
 
 @pytest.mark.parametrize("name", ["val", "test", "predict"])
@@ -119,7 +119,7 @@ def test_verbs_of_different_phases_go_together():
 
 
 def entry(learner, plugin, hook):
-    impls = learner._core.registry.implementations(hook)
+    impls = learner._engine.registry.implementations(hook)
     return next(impl.entry for impl in impls if impl.entry.plugin == plugin)
 
 

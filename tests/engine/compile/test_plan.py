@@ -12,19 +12,20 @@ from loopkit.events import BackwardBegin, LossBegin, StepBegin, StepEnd, UpdateB
 
 def test_plan_has_none_for_events_without_listeners():
     learner = make(Listener())
-    fire = learner._core.registry.plan(learner.phases["train"]).fire
+    fire = learner._engine.registry.plan(learner.phases["train"]).fire
     assert {event for event, call in fire.items() if call is not None} == {StepBegin}
     assert {LossBegin, BackwardBegin, UpdateBegin, StepEnd} <= set(fire)
 
 
 def test_plan_has_the_events_that_the_phase_can_fire_alone():
     learner = make()
-    assert UpdateBegin not in learner._core.registry.plan(learner.phases["val"]).fire
+    assert UpdateBegin not in learner._engine.registry.plan(learner.phases["val"]).fire
 
 
 def test_plan_is_kept_while_the_plugins_stay():
     learner = make(Listener())
-    assert learner._core.registry.plan(learner.phases["train"]) is learner._core.registry.plan(learner.phases["train"])
+    registry = learner._engine.registry
+    assert registry.plan(learner.phases["train"]) is registry.plan(learner.phases["train"])
 
 
 def test_plan_is_rebuilt_when_a_plugin_is_added():

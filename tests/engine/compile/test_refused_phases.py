@@ -24,7 +24,7 @@ def test_learner_refuses_an_event_that_no_known_phase_emits_before_the_first_ste
     with pytest.raises(PluginError, match=r"plugin 'umbrella', rain_begin: no known phase emits .*phases=\[\.\.\.\]"):
         learner.fit(batches(), epochs=1)
     assert listener.steps == []
-    assert not learner._core.running.epochs
+    assert not learner._engine.running.epochs
     learner.remove("umbrella")
     learner.fit(batches(), epochs=1)
     assert listener.steps == [0, 1]

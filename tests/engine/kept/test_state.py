@@ -635,7 +635,7 @@ def test_limit_can_be_extended_when_the_fit_goes_on(short, long):
 def test_fit_after_fit_goes_on():
     def run(learner, load):
         load(learner)
-        done = learner._core.resume.position
+        done = learner._engine.resume.position
         first = done is None or done.start.steps == 0
         data = TensorLoader(torch.ones(8, 3), torch.zeros(8, 1), batch_size=4, shuffle=True)
         if first:
@@ -692,7 +692,7 @@ def test_request_for_a_stop_survives(hook):
 
     def run(learner, load):
         load(learner)
-        asked = learner._core.resume.position is not None and learner._core.resume.position.stop is not None
+        asked = learner._engine.resume.position is not None and learner._engine.resume.position.stop is not None
         if asked:
             learner.remove("acting")
         result = learner.fit(batches(4), batches(2), epochs=3)

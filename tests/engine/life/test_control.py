@@ -231,7 +231,7 @@ def test_error_of_a_context_manager_has_one_note_that_names_the_plugin(hook, whe
         learner.fit(batches(1), epochs=1)
     (note,) = error.__notes__
     assert note.startswith(f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch 1")
-    assert not learner._core.running.epochs
+    assert not learner._engine.running.epochs
 
 
 def test_error_in_the_phase_has_one_note_that_says_where():
@@ -263,7 +263,7 @@ def test_error_leaves_the_learner_usable():
     learner = make_learner(boom())
     with pytest.raises(RuntimeError):
         learner.fit(batches(2), epochs=1)
-    assert not learner._core.running.epochs
+    assert not learner._engine.running.epochs
     assert learner.fit(batches(2), epochs=1).steps == 2
 
 
@@ -361,7 +361,7 @@ def test_stop_in_a_loop_of_your_own_survives_an_evaluation_at_its_end():
     with learner.epoch("train") as epoch:
         epoch.step(batches(1)[0])
         learner.stop()
-    assert learner._core.requests.stopped
+    assert learner._engine.requests.stopped
 
 
 # Contexts
@@ -586,7 +586,7 @@ def test_nested_pass_leaves_everything_as_it_was(hook, verb):
             astuple(learner.progress),
             modes(model),
             list(contexts.open),
-            list(learner._core.running.epochs),
+            list(learner._engine.running.epochs),
             torch.is_grad_enabled(),
             [None if g is None else g.tolist() for g in grads],
         )
@@ -723,7 +723,7 @@ def test_predict_batches_is_lazy():
         "predict 0: step_begin forward_begin step_end",
         "predict: epoch_end phase_end",
     ]
-    assert not learner._core.running.epochs
+    assert not learner._engine.running.epochs
 
 
 def test_predict_batches_gives_the_callers_modes_between_batches():

@@ -679,7 +679,7 @@ def test_state_of_two_processes_gives_each_its_own_round_and_more_of_them_no_gen
     moment = {"generators": {"torch": 1}, "own": {"a": 2}, "metrics": {}, "progress": {}}
     value = {"round": 0, "value": 3, "after": moment, "digest": None}
     saved = [{"begin": moment, "turns": [moment], "values": {"x": {**value, "value": rank}}} for rank in range(2)]
-    part = learner_of(Keeps())._core.round
+    part = learner_of(Keeps())._engine.round
     assert part.share(saved, 1, 2) is saved[1]
     with pytest.warns(UserWarning, match="process 3 takes the values of rounds.once that process 1 had"):
         other = part.share(saved, 3, 4)

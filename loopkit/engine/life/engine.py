@@ -1,8 +1,8 @@
-"""Core: the shared objects of the engine, of one learner."""
+"""Engine: the parts of a learner, put together; each is given only the parts that it works with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,6 @@ from loopkit.engine.kept.rounds import Round
 from loopkit.engine.kept.saving import Saving
 from loopkit.engine.kept.witness.witness import Witness
 from loopkit.engine.life.answers import Answers
-from loopkit.engine.life.epoch import Epoch
-from loopkit.engine.life.epoch_contexts import EpochContexts
 from loopkit.engine.life.epoch_data import EpochData
 from loopkit.engine.life.epoch_stages import (
     Data,
@@ -41,25 +39,31 @@ from loopkit.engine.life.epoch_stages import (
     Together,
 )
 from loopkit.engine.life.epochs import Epochs
+from loopkit.engine.life.fit import Fit, FitParts
+from loopkit.engine.life.fit_loop import FitLoop
+from loopkit.engine.life.forwards import Forwards
 from loopkit.engine.life.holders import Holders
 from loopkit.engine.life.logbook import Logbook
+from loopkit.engine.life.loop_code import LoopCode
+from loopkit.engine.life.preparation import Preparation
 from loopkit.engine.life.requests import Requests
 from loopkit.engine.life.running import Running
-from loopkit.engine.step.agreement import Agreement
-from loopkit.engine.step.loop import Loop
-from loopkit.engine.step.phase_watch import OwnUpdates, PhaseWatch, ShownPhases
-from loopkit.engine.step.samples import Samples
-from loopkit.phases import Phase
+from loopkit.engine.life.user_loop import UserLoop
+from loopkit.engine.step.loops import Loops
+from loopkit.engine.step.phase_watch import OwnUpdates, ShownPhases
 from loopkit.progress import Progress
 
 if TYPE_CHECKING:
     from loopkit.engine.compile.phase_table import PhaseTable
+    from loopkit.engine.life.limits import Terms
     from loopkit.engine.life.models import Models
+    from loopkit.engine.life.sources import Source
+    from loopkit.engine.life.validations import Validation
     from loopkit.learner import Learner
 
 
-class Core:
-    """The parts of a learner, shared by the learner and the engine.
+class Engine:
+    """The parts of a learner. Only the learner holds them all.
 
     Args:
         learner: The argument ``learner`` of hooks. The engine itself reads only its loss function.
@@ -69,7 +73,7 @@ class Core:
     """
 
     def __init__(self, learner: Learner, models: Models, phases: PhaseTable, order: Sequence[Any]) -> None:
-        self.learner = learner
+        self._learner = learner
         self.models = models
         self.phases = phases
         self.progress = Progress()
@@ -86,9 +90,9 @@ class Core:
         self.resume = Resume(self.left_open, self.places, self.running, self.round)
         self.answers = Answers(self.requests, self.running, self.registry, self.resume.hold)
         self.phase_states = PhaseStates(phases)
-        self.holders = Holders(
-            models, self.phase_states, self.registry, partial(getattr, learner, "loss_fn"), self.round
-        )
+        loss_fn = partial(getattr, learner, "loss_fn")
+        self.holders = Holders(models, self.phase_states, self.registry, loss_fn, self.round)
+        self._loop_code = LoopCode(models, phases, self.registry, self.logbook, loss_fn)
         self.witness = Witness(self.holders.roots)
         self.flags = Flags(models, partial(self.registry.declared, "owns"), self.requests.change)
         self.left_out = LeftOut(models, partial(self.registry.declared, "leaves_out"))
@@ -110,15 +114,60 @@ class Core:
             self.parts, models.weights, self.left_out, self.witness, self.resume, self.running, self.requests
         )
         self.loading = Loading(self.parts, self.left_out, self.witness, self.resume, self.running)
-        self.shown = ShownPhases()
-        self.own_updates = OwnUpdates(self.registry, phases, self.flags, self.shown, self.notices)
+        shown = ShownPhases()
+        own_updates = OwnUpdates(self.registry, phases, self.flags, shown, self.notices)
+        say_once = self.notices.say_once
+        preparation = Preparation(
+            self.holders, models.module_modes, self.flags, self.registry, own_updates, self.witness, say_once
+        )
 
         data = EpochData(self.places, self.left_open, self.running, self.notices)
-        self.repeated = Repeated(self.parts, self.holders.tensors, models.named_parameters, self.notices.say_once)
+        repeated = Repeated(self.parts, self.holders.tensors, models.named_parameters, self.notices.say_once)
         life = EpochLife(
-            self._stages(data), data, self.running, self.logbook, self.requests, self.repeated, self.saving.mark
+            self._stages(data), data, self.running, self.logbook, self.requests, repeated, self.saving.mark
         )
-        self.epochs = Epochs(life, self.running, self._loop, self._contexts, self.registry.store_of)
+        loops = Loops(
+            self._learner,
+            models,
+            self.registry,
+            self.running,
+            self.logbook,
+            self.flags,
+            self.requests,
+            self.answers.answer,
+            shown,
+            own_updates,
+            self.notices,
+        )
+        self.epochs = Epochs(life, self.running, loops, models, self.registry)
+        self.forwards = Forwards(models, self.registry, self.running, self.epochs, self.requests)
+        self._fit_parts = FitParts(
+            self.running,
+            self.requests,
+            self.registry,
+            self.epochs,
+            self.answers,
+            self.resume,
+            self.left_open,
+            preparation,
+            repeated,
+            self.metrics,
+        )
+
+    @property
+    def fit(self) -> Fit | None:
+        """The fit that is running."""
+        fit = self.running.fit
+        assert fit is None or isinstance(fit, Fit)
+        return fit
+
+    def fit_loop(self, terms: Terms, train: Source, validations: Sequence[Validation]) -> FitLoop:
+        """Make a fit whose loop is the engine's own."""
+        return FitLoop(self._fit_parts, terms, train, validations, self.places, self.flags)
+
+    def user_loop(self, terms: Terms, kept: Mapping[str, Any]) -> UserLoop:
+        """Make a fit whose loop is the user's; its generators and objects with a state are kept by name."""
+        return UserLoop(self._fit_parts, terms, self.round, self._loop_code, kept)
 
     def _stages(self, data: EpochData) -> list[Stage]:
         return [
@@ -135,26 +184,8 @@ class Core:
             Together(self.requests, self.running),
         ]
 
-    def _loop(self, epoch: Epoch, length: int | None) -> Loop:
-        return Loop(
-            epoch,
-            length,
-            self.learner,
-            self.models,
-            self.registry,
-            self.running,
-            self.logbook,
-            self.flags,
-            Agreement(self.requests, self.answers.answer, self.progress),
-            PhaseWatch(epoch.phase, self.shown, self.own_updates, self.notices),
-            Samples(epoch.phase, self.notices.say_once),
-        )
-
-    def _contexts(self, phase: Phase) -> EpochContexts:
-        return EpochContexts(phase, self.models, self.registry, self.running.where)
-
     def holds(self, reason: str, by: str) -> bool:
         """Whether a plugin puts off a stop; all are asked."""
         holds = [plugin.hold_stop for plugin in self.registry.plugins.values() if hasattr(plugin, "hold_stop")]
-        held = [hold(self.learner, reason, by) for hold in holds]
+        held = [hold(self._learner, reason, by) for hold in holds]
         return any(held)
