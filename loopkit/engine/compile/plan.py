@@ -38,6 +38,9 @@ class Numbered(Protocol):
 class Resumable(Protocol):
     """An epoch, whose begin comes again when it resumes."""
 
+    saved: Any
+    """The saved state of this epoch, if it was open then."""
+
     def repeated(self, plugin: Any, name: str) -> AbstractContextManager[None]:
         """Inside, a hook of a plugin runs at its begin."""
 
@@ -329,6 +332,9 @@ def _once_of_resumed(impl: Implementation, call: Callable[[Any], Any]) -> Callab
     """A hook of ``epoch_begin``, which runs again when an epoch resumes, and changes nothing of the state then."""
 
     def begin(epoch: Resumable) -> None:
+        if epoch.saved is None:
+            call(epoch)
+            return
         with epoch.repeated(impl.plugin, impl.entry.plugin):
             call(epoch)
 

@@ -127,31 +127,31 @@ class Engine:
             self._stages(data), data, self.running, self.logbook, self.requests, repeated, self.saving.mark
         )
         loops = Loops(
-            self._learner,
-            models,
-            self.registry,
-            self.running,
-            self.logbook,
-            self.flags,
-            self.requests,
-            self.answers.answer,
-            shown,
-            own_updates,
-            self.notices,
+            learner=self._learner,
+            models=models,
+            registry=self.registry,
+            running=self.running,
+            logbook=self.logbook,
+            flags=self.flags,
+            requests=self.requests,
+            answer=self.answers.answer,
+            shown=shown,
+            own_updates=own_updates,
+            notices=self.notices,
         )
         self.epochs = Epochs(life, self.running, loops, models, self.registry)
         self.forwards = Forwards(models, self.registry, self.running, self.epochs, self.requests)
         self._fit_parts = FitParts(
-            self.running,
-            self.requests,
-            self.registry,
-            self.epochs,
-            self.answers,
-            self.resume,
-            self.left_open,
-            preparation,
-            repeated,
-            self.metrics,
+            running=self.running,
+            requests=self.requests,
+            registry=self.registry,
+            epochs=self.epochs,
+            answers=self.answers,
+            resume=self.resume,
+            left_open=self.left_open,
+            preparation=preparation,
+            repeated=repeated,
+            metrics=self.metrics,
         )
 
     @property
