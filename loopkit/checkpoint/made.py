@@ -28,25 +28,29 @@ def made(learner: Learner) -> Record:
 
     Call it before you train or load, which may change attributes of modules and options of plugins.
     """
-    fit = learner.current
-    plugins = {name: unwrapped(each) for name, each in learner.plugins.items()}
-    frozen = [path for m in learner.models.values() for path, p in m.named_parameters() if not p.requires_grad]
-    return {
-        **dict(_modules(learner.models)),
-        "choice of trained parameters": {"": f"all but {', '.join(frozen)}" if frozen else "all"},
-        **dict(_optimizers(learner)),
-        "loss": parts(learner.loss_fn),
-        **{f"phase {name!r}": parts(phase) for name, phase in learner.phases.items()},
-        **{
-            f"plugin {name!r}": parts(each, getattr(each, "per_process", ()))
-            for name, each in plugins.items()
-            if _counts(each)
-        },
-        "accumulate": {"": str(learner.accumulate)},
-        **(
-            {} if fit is None else {f"validate of phase {k!r}": {"": repr(v.every)} for k, v in fit.validations.items()}
-        ),
-    }
+    record = dict(_modules(learner.models))
+    record["choice of trained parameters"] = {"": _trained(learner.models)}
+    record.update(_optimizers(learner))
+    record["loss"] = parts(learner.loss_fn)
+    for name, phase in learner.phases.items():
+        record[f"phase {name!r}"] = parts(phase)
+    for name, plugin in learner.plugins.items():
+        inner = unwrapped(plugin)
+        if _counts(inner):
+            record[f"plugin {name!r}"] = parts(inner, getattr(inner, "per_process", ()))
+    record["accumulate"] = {"": str(learner.accumulate)}
+    if learner.current is not None:
+        for name, validation in learner.current.validations.items():
+            record[f"validate of phase {name!r}"] = {"": repr(validation.every)}
+    return record
+
+
+def _trained(models: Mapping[str, nn.Module]) -> str:
+    """Which parameters are trained, in words."""
+    frozen = []
+    for model in models.values():
+        frozen += [path for path, p in model.named_parameters() if not p.requires_grad]
+    return f"all but {', '.join(frozen)}" if frozen else "all"
 
 
 def changes(saved: Record, here: Record, left: Iterable[str] = ()) -> str:
@@ -57,25 +61,36 @@ def changes(saved: Record, here: Record, left: Iterable[str] = ()) -> str:
         here: The record of this run.
         left: Plugins whose saved state no plugin here takes.
     """
+    found = list(_changes(saved, here))
     gone = [name for name in left if f"plugin {name!r}" not in saved]
-    found = [*_changes(saved, here), *(f"plugin {name!r} is none, its saved state is left out" for name in gone)]
-    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
-    return "; ".join([plain(each, 300) for each in found[:MOST]] + more)
+    found += [f"plugin {name!r} is none, its saved state is left out" for name in gone]
+    shown = [plain(each, 300) for each in found[:MOST]]
+    if len(found) > MOST:
+        shown.append(f"and {len(found) - MOST} more")
+    return "; ".join(shown)
 
 
 def _changes(saved: Record, here: Record) -> Iterator[str]:
     for what in {**saved, **here}:
         then = saved.get(what, {"": "none"})
         now = here.get(what, {"": "none"})
-        for option in [""] if then[""] != now[""] else [option for option in then if option in now]:
-            if then[option] != now[option]:
-                was = plain(then[option])
-                is_ = plain(now[option])
-                name = f"{option} of {what}" if option else what
-                if what.startswith(OPTIMIZER):
-                    yield f"{name.removesuffix(f' of {OPTIMIZER}')} {is_} here, saved {was} holds"
-                else:
-                    yield f"{name} is {is_}, was {was}"
+        for option in _changed_options(then, now):
+            yield _change(what, option, plain(then[option]), plain(now[option]))
+
+
+def _changed_options(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The options of both that differ; only the class if it is another one."""
+    if then[""] != now[""]:
+        return [""]
+    return [option for option in then if option in now and then[option] != now[option]]
+
+
+def _change(what: str, option: str, then: str, now: str) -> str:
+    """A change in words; of an optimizer, the saved value is the one that holds."""
+    name = f"{option} of {what}" if option else what
+    if what.startswith(OPTIMIZER):
+        return f"{name.removesuffix(f' of {OPTIMIZER}')} {now} here, saved {then} holds"
+    return f"{name} is {now}, was {then}"
 
 
 def _counts(plugin: Any) -> bool:
@@ -84,12 +99,24 @@ def _counts(plugin: Any) -> bool:
 
 
 def _modules(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each module by its path, which begins with the model's name if there are several models."""
     for name, model in models.items():
-        for path, module in model.named_modules():
-            path = ".".join(part for part in (name if len(models) > 1 else "", path) if part)
-            options = {k: fact(v) for k, v in vars(module).items() if k[0] != "_" and isinstance(v, (*PLAIN, tuple))}
-            options.pop("training", None)  # a scripted module keeps it elsewhere
-            yield f"module {path!r}" if path else "model", {"": class_of(module), **options}
+        start = name if len(models) > 1 else ""
+        for inner, module in model.named_modules():
+            path = ".".join(part for part in (start, inner) if part)
+            options = {"": class_of(module), **_module_options(module)}
+            yield f"module {path!r}" if path else "model", options
+
+
+def _module_options(module: nn.Module) -> dict[str, str]:
+    """The public attributes of a module that are plain values."""
+    options = {}
+    for name, value in vars(module).items():
+        if name.startswith("_") or name == "training":  # a scripted module keeps this one elsewhere
+            continue
+        if isinstance(value, (*PLAIN, tuple)):
+            options[name] = fact(value)
+    return options
 
 
 def _optimizers(learner: Learner) -> Iterator[tuple[str, dict[str, str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -34,56 +34,74 @@ def skipped(learner: Learner, state: Mapping[str, Any], skip: Skip) -> dict[str,
         StateError: A pattern matches nothing, or a part is neither of the two.
     """
     weights, moments = _by_part(skip)
-    names = _names(learner, state)
-    for pattern in dict.fromkeys([*weights, *moments]):
-        if not any(covers(pattern, name) for name in names):
-            raise StateError(f"skip: pattern {nothing_matches(pattern, names)}")
+    patterns = [*weights, *moments]
+    _check_patterns(patterns, _names(learner, state))
     made = dict(state)
     if weights:
-        own = learner.state_dict(positions=False)
-        for part in ("models", "buffers"):
-            made[part] = {
-                name: _kept(values, own[part].get(name, {}), _prefix(learner, name), weights)
-                for name, values in state[part].items()
-            }
-        if state.get("extras"):
-            made["extras"] = {
-                owner: _kept_extras(each, (own.get("extras") or {}).get(owner), f"{owner}.", weights)
-                for owner, each in state["extras"].items()
-            }
-        here = {
-            f"{_prefix(learner, name)}{key}": each
-            for name, values in own["models"].items()
-            for key, each in values.items()
-        }
-        made["plugins"] = {
-            name: _walked(each, own["plugins"].get(name), weights, here) for name, each in state["plugins"].items()
-        }
+        made.update(_without_weights(learner, state, weights))
     made["optimizers"] = {
         name: _without_moments(learner, name, each, moments) for name, each in state["optimizers"].items()
     }
-    made["epochs"] = [_without_gradients(learner, each, [*weights, *moments]) for each in state["epochs"]]
+    made["epochs"] = [_without_gradients(learner, each, patterns) for each in state["epochs"]]
+    return made
+
+
+def _check_patterns(patterns: Iterable[str], names: Sequence[str]) -> None:
+    """Raise for a pattern that covers none of the names."""
+    for pattern in dict.fromkeys(patterns):
+        if not any(covers(pattern, name) for name in names):
+            raise StateError(f"skip: pattern {nothing_matches(pattern, names)}")
+
+
+def _without_weights(learner: Learner, state: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, Any]:
+    """The parts of a state that hold weights, with the learner's own in the place of those that are covered."""
+    own = learner.state_dict(positions=False)
+    made: dict[str, Any] = {}
+    for part in ("models", "buffers"):
+        made[part] = {}
+        for name, values in state[part].items():
+            made[part][name] = _kept(values, own[part].get(name, {}), _prefix(learner, name), patterns)
+
+    if state.get("extras"):
+        own_extras = own.get("extras") or {}
+        made["extras"] = {
+            owner: _kept_extras(each, own_extras.get(owner) or {}, f"{owner}.", patterns)
+            for owner, each in state["extras"].items()
+        }
+
+    here = {}
+    for name, values in own["models"].items():
+        prefix = _prefix(learner, name)
+        here.update({f"{prefix}{key}": value for key, value in values.items()})
+    made["plugins"] = {
+        name: _walked(each, own["plugins"].get(name), patterns, here) for name, each in state["plugins"].items()
+    }
     return made
 
 
 def _by_part(skip: Any) -> list[list[str]]:
     """The patterns of weights, and of moments."""
     if not isinstance(skip, Mapping):
-        return [_patterns(skip, "skip")] * len(PARTS)
-    if unknown := [name for name in skip if name not in PARTS]:
-        name = str(unknown[0])
-        raise StateError(f"skip names {name!r}{nearest(name, PARTS)}: the parts are weights and moments")
+        both = _patterns(skip, "skip")
+        return [both] * len(PARTS)
+    for part in skip:
+        if part not in PARTS:
+            name = str(part)
+            raise StateError(f"skip names {name!r}{nearest(name, PARTS)}: the parts are weights and moments")
     return [_patterns(skip.get(part, ()), f"skip[{part!r}]") for part in PARTS]
 
 
 def _patterns(given: Any, where: str) -> list[str]:
     """One pattern, or the patterns of an iterable, which is read once."""
-    found: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    if wrong := [each for each in found if not isinstance(each, str)]:
-        raise ArgumentError(
-            f"{where} is {given!r}: {describe(wrong[0])} is no pattern. Give names or patterns of parameters, such as "
-            f"skip='head', skip=['head', '*.bias'] or skip={{'moments': 'head'}}"
-        )
+    if isinstance(given, str):
+        return [given]
+    found: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    for each in found:
+        if not isinstance(each, str):
+            raise ArgumentError(
+                f"{where} is {given!r}: {describe(each)} is no pattern. Give names or patterns of parameters, such as "
+                f"skip='head', skip=['head', '*.bias'] or skip={{'moments': 'head'}}"
+            )
     return found
 
 
@@ -93,11 +111,16 @@ def _prefix(learner: Learner, model: str) -> str:
 
 def _names(learner: Learner, state: Mapping[str, Any]) -> list[str]:
     """The names of all weights, here and in the state."""
-    here = [(name, model.state_dict()) for name, model in learner.models.items()]
-    both = [*here, *state["models"].items()]
-    names = [f"{_prefix(learner, name)}{key}" for name, values in both for key in values]
-    names += [name for name, _ in (*learner.models.named_parameters(), *learner.models.named_buffers())]
-    names += [f"{owner}.{key}" for owner, each in (state.get("extras") or {}).items() for key in each["tensors"]]
+    names: list[str] = []
+    here = {name: model.state_dict() for name, model in learner.models.items()}
+    for models in (here, state["models"]):
+        for model, values in models.items():
+            prefix = _prefix(learner, model)
+            names += [f"{prefix}{key}" for key in values]
+    names += [name for name, _ in learner.models.named_parameters()]
+    names += [name for name, _ in learner.models.named_buffers()]
+    for owner, each in (state.get("extras") or {}).items():
+        names += [f"{owner}.{key}" for key in each["tensors"]]
     return list(dict.fromkeys(names))
 
 
@@ -108,15 +131,15 @@ def _is_covered(name: str, patterns: Sequence[str]) -> bool:
 def _kept(saved: Mapping[str, Any], own: Mapping[str, Any], prefix: str, patterns: Sequence[str]) -> dict[str, Any]:
     """The saved tensors of a model, with its own in the place of those that are covered."""
     made = {key: value for key, value in saved.items() if not _is_covered(f"{prefix}{key}", patterns)}
-    return made | {key: value for key, value in own.items() if _is_covered(f"{prefix}{key}", patterns)}
+    covered = {key: value for key, value in own.items() if _is_covered(f"{prefix}{key}", patterns)}
+    return made | covered
 
 
-def _kept_extras(saved: Mapping[str, Any], own: Any, prefix: str, patterns: Sequence[str]) -> dict[str, Any]:
+def _kept_extras(
+    saved: Mapping[str, Any], own: Mapping[str, Any], prefix: str, patterns: Sequence[str]
+) -> dict[str, Any]:
     """The saved tensors of a loss function, phase or plugin, with its own in the place of covered ones."""
-    return {
-        part: _kept(values, {} if own is None else own.get(part, {}), prefix, patterns)
-        for part, values in saved.items()
-    }
+    return {part: _kept(values, own.get(part, {}), prefix, patterns) for part, values in saved.items()}
 
 
 def _walked(saved: Any, own: Any, patterns: Sequence[str], weights: Mapping[str, Any]) -> Any:
@@ -126,37 +149,45 @@ def _walked(saved: Any, own: Any, patterns: Sequence[str], weights: Mapping[str,
     others = own if isinstance(own, Mapping) else {}
     made = {}
     for key, value in saved.items():
-        if isinstance(value, Tensor) and isinstance(key, str) and _is_covered(key, patterns):
-            if isinstance(kept := others.get(key, weights.get(key)), Tensor):
-                made[key] = kept.detach().clone()
-        else:
+        is_named_tensor = isinstance(value, Tensor) and isinstance(key, str)
+        if not is_named_tensor or not _is_covered(key, patterns):
             made[key] = _walked(value, others.get(key), patterns, weights)
+            continue
+        kept = others.get(key, weights.get(key))
+        if isinstance(kept, Tensor):
+            made[key] = kept.detach().clone()
     return made
 
 
-def _covered_numbers(learner: Learner, optimizer: str, patterns: Sequence[str]) -> Iterator[int]:
+def _covered_numbers(learner: Learner, optimizer: str, patterns: Sequence[str]) -> set[int]:
     """The numbers of an optimizer's parameters that patterns cover."""
     named = itertools.chain(named_parameters(learner.models), learner.models.named_parameters())
     covered = {id(p) for name, p in named if _is_covered(name, patterns)}
-    for number, p in enumerate(params_of(learner.optimizers[optimizer])):
-        if id(p) in covered:
-            yield number
+    parameters = params_of(learner.optimizers[optimizer])
+    return {number for number, p in enumerate(parameters) if id(p) in covered}
 
 
 def _without_moments(learner: Learner, name: str, saved: Any, patterns: Sequence[str]) -> Any:
-    if not patterns or name not in learner.optimizers or not isinstance(saved.get("state"), Mapping):
+    """An optimizer's saved state, with its own moments in the place of those of covered parameters."""
+    if not patterns or name not in learner.optimizers:
         return saved
-    gone = set(_covered_numbers(learner, name, patterns))
+    moments = saved.get("state")
+    if not isinstance(moments, Mapping):
+        return saved
+    covered = _covered_numbers(learner, name, patterns)
     own = learner.optimizers[name].state_dict()["state"]
-    values = {key: value for key, value in saved["state"].items() if key not in gone}
-    return {**saved, "state": {**values, **{key: own[key] for key in gone if key in own}}}
+    made = {number: value for number, value in moments.items() if number not in covered}
+    made.update({number: own[number] for number in covered if number in own})
+    return {**saved, "state": made}
 
 
 def _without_gradients(learner: Learner, epoch: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, Any]:
     """An open epoch whose windows hold no gradients of covered parameters."""
     windows = {}
     for name, window in epoch["windows"].items():
-        gone = set(_covered_numbers(learner, name, patterns)) if name in learner.optimizers else set()
-        grads = [None if number in gone else grad for number, grad in enumerate(window["grads"])]
+        covered: set[int] = set()
+        if name in learner.optimizers:
+            covered = _covered_numbers(learner, name, patterns)
+        grads = [None if number in covered else grad for number, grad in enumerate(window["grads"])]
         windows[name] = {**window, "grads": grads}
     return {**epoch, "windows": windows}

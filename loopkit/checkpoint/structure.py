@@ -44,6 +44,11 @@ class Entry:
     kind: str
     persistent: bool
 
+    def as_json(self) -> list[Any]:
+        """The attributes in a plain list."""
+        shape = None if self.shape is None else list(self.shape)
+        return [self.name, shape, self.dtype, self.kind, self.persistent]
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -70,11 +75,10 @@ class Structure:
     def as_json(self) -> dict[str, Any]:
         """The structure as plain lists, dicts, strings and numbers; `from_json` reads it."""
         return {
-            "entries": [[e.name, e.shape if e.shape is None else [*e.shape], e.dtype, e.kind, e.persistent]
-                        for e in self.entries],
-            "ties": [[*names] for names in self.ties],
+            "entries": [entry.as_json() for entry in self.entries],
+            "ties": [list(names) for names in self.ties],
             "modules": dict(self.modules),
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, value: Any) -> Structure:
@@ -123,9 +127,11 @@ def structure(model: nn.Module) -> Structure:
     for name, tensor, persistent in named_tensors(model):
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         shape = None if is_lazy(tensor) else tuple(tensor.shape)
-        entries.append(Entry(name, shape, str(tensor.dtype).removeprefix("torch."), kind, persistent))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append(Entry(name, shape, dtype, kind, persistent))
         groups.setdefault(tie_of(tensor), []).append(name)
-    ties = tuple(sorted(tuple(sorted(names)) for names in groups.values() if len(names) > 1))
+    tied = [tuple(sorted(names)) for names in groups.values() if len(names) > 1]
+    ties = tuple(sorted(tied))
     modules = {path: class_of(module) for path, module in model.named_modules(remove_duplicate=False)}
     return Structure(tuple(entries), ties, modules)
 
@@ -135,15 +141,17 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         yield name, parameter, True
     for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            yield (f"{path}.{name}" if path else name), buffer, name not in module._non_persistent_buffers_set
+            persistent = name not in module._non_persistent_buffers_set
+            yield f"{prefix}{name}", buffer, persistent
 
 
 def tie_of(tensor: torch.Tensor) -> object:
     """A key that is equal for tensors that are the same memory, seen in the same way."""
-    if is_sharded(tensor):  # it has no address of its own
+    if is_sharded(tensor) or is_lazy(tensor):
         return id(tensor)
-    if is_lazy(tensor) or tensor.device.type == "meta" or tensor.numel() == 0 or tensor.layout != torch.strided:
+    if tensor.device.type == "meta" or tensor.numel() == 0 or tensor.layout != torch.strided:
         return id(tensor)
     return tensor.device, tensor.dtype, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
@@ -171,10 +179,10 @@ def differences(one: Structure, other: Structure) -> list[str]:
 
 def _one_sided(saved: Mapping[str, Entry], here: Mapping[str, Entry]) -> Iterator[str]:
     """The entries that one side has, each with the nearest name that the other side has for itself."""
-    gone = [name for name in saved if name not in here]
-    new = [name for name in here if name not in saved]
-    yield from _listed(gone, saved, "missing here", lambda name: _respelt(saved[name], [here[n] for n in new]))
-    yield from _listed(new, here, "not in the checkpoint", lambda name: _respelt(here[name], [saved[n] for n in gone]))
+    gone = [entry for name, entry in saved.items() if name not in here]
+    new = [entry for name, entry in here.items() if name not in saved]
+    yield from _listed(gone, "missing here", new)
+    yield from _listed(new, "not in the checkpoint", gone)
 
 
 def _changed(saved: Mapping[str, Entry], here: Mapping[str, Entry]) -> Iterator[str]:
@@ -197,11 +205,14 @@ def _made(value: object) -> str:
 
 def _tied_otherwise(one: Structure, other: Structure) -> Iterator[str]:
     """The ties of one side between names that both sides have."""
-    known = {entry.name for entry in one.entries} & {entry.name for entry in other.entries}
+    known = {entry.name for entry in one.entries}
+    known &= {entry.name for entry in other.entries}
     saved = {tie for tie in one.ties if known.issuperset(tie)}
     here = {tie for tie in other.ties if known.issuperset(tie)}
-    yield from _capped([f"{', '.join(tie)}: tied in the checkpoint, not here" for tie in sorted(saved - here)])
-    yield from _capped([f"{', '.join(tie)}: tied here, not in the checkpoint" for tie in sorted(here - saved)])
+    gone = [f"{', '.join(tie)}: tied in the checkpoint, not here" for tie in sorted(saved - here)]
+    new = [f"{', '.join(tie)}: tied here, not in the checkpoint" for tie in sorted(here - saved)]
+    yield from _capped(gone)
+    yield from _capped(new)
 
 
 def _ordered_otherwise(one: Structure, other: Structure) -> Iterator[str]:
@@ -210,8 +221,10 @@ def _ordered_otherwise(one: Structure, other: Structure) -> Iterator[str]:
     here = [entry.name for entry in other.entries if entry.kind == "parameter"]
     if saved == here or sorted(saved) != sorted(here):
         return
-    a, b = next((a, b) for a, b in zip(saved, here, strict=True) if a != b)
-    yield f"the parameters come in another order: where the checkpoint has {a}, here is {b}"
+    for old, new in zip(saved, here, strict=True):
+        if old != new:
+            yield f"the parameters come in another order: where the checkpoint has {old}, here is {new}"
+            return
 
 
 def plain(name: str, longest: int = 100) -> str:
@@ -220,14 +233,18 @@ def plain(name: str, longest: int = 100) -> str:
     >>> plain("a\\nb"), plain("x" * 20, longest=9)
     ('a\\\\nb', 'xxx...xxx')
     """
-    half = (longest - 3) // 2
-    name = name if len(name) <= longest else f"{name[:half]}...{name[-half:]}"
+    if len(name) > longest:
+        half = (longest - 3) // 2
+        name = f"{name[:half]}...{name[-half:]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def near(name: str, names: Iterable[str]) -> str:
     """`loopkit.engine.compile.order.nearest` among names that come from a file: of sane length and number."""
-    return nearest(name, [each for each in names if len(each) <= LONGEST][:CANDIDATES]) if len(name) <= LONGEST else ""
+    if len(name) > LONGEST:
+        return ""
+    candidates = [each for each in names if len(each) <= LONGEST]
+    return nearest(name, candidates[:CANDIDATES])
 
 
 def shown(items: Sequence[str], show: Callable[[str], str] = plain) -> str:
@@ -236,16 +253,21 @@ def shown(items: Sequence[str], show: Callable[[str], str] = plain) -> str:
     >>> shown([*"abcdefg"])
     'a, b, c, d, e and 2 more'
     """
-    more = f" and {len(items) - SHOWN:,} more" if len(items) > SHOWN else ""
-    return ", ".join(show(item) for item in items[:SHOWN]) + more
+    text = ", ".join(show(item) for item in items[:SHOWN])
+    if len(items) <= SHOWN:
+        return text
+    return f"{text} and {len(items) - SHOWN:,} more"
 
 
-def _listed(names: list[str], entries: Mapping[str, Entry], what: str, show: Callable[[str], str]) -> Iterator[str]:
+def _listed(entries: list[Entry], what: str, others: list[Entry]) -> Iterator[str]:
     """``"2 parameters missing here: a, b"``, a line for parameters and one for buffers."""
+    by_name = {entry.name: entry for entry in entries}
     for kind in ("parameter", "buffer"):
-        own = [name for name in names if entries[name].kind == kind]
-        if own:
-            yield f"{len(own):,} {kind}{'s' * (len(own) > 1)} {what}: {shown(own, show)}"
+        names = [entry.name for entry in entries if entry.kind == kind]
+        if names:
+            plural = "s" if len(names) > 1 else ""
+            listed = shown(names, lambda name: _respelt(by_name[name], others))
+            yield f"{len(names):,} {kind}{plural} {what}: {listed}"
 
 
 def _respelt(entry: Entry, others: Iterable[Entry]) -> str:
@@ -257,20 +279,29 @@ def _respelt(entry: Entry, others: Iterable[Entry]) -> str:
 def class_differences(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """The modules of another class, gathered by old and new class, and modules on one side only."""
     changed: dict[tuple[str, str], list[str]] = {}
-    for path in sorted({*saved} & {*here}):
-        if saved[path] != here[path]:
-            changed.setdefault((saved[path], here[path]), []).append(path or "the model")
+    for path in sorted(saved.keys() & here.keys()):
+        old = saved[path]
+        new = here[path]
+        if old != new:
+            changed.setdefault((old, new), []).append(path or "the model")
     lines = [f"class {old} became {new}: {shown(paths)}" for (old, new), paths in changed.items()]
-    for one, other, what in ((saved, here, "missing here"), (here, saved, "not in the checkpoint")):
-        only = [path for path in one if path not in other]
-        if only:
-            kinds = Counter(one[path] for path in only)
-            gathered = ", ".join(f"{count:,} {name}" for name, count in sorted(kinds.items())[:SHOWN])
-            lines.append(f"modules {what}: {shown(sorted(only))} ({gathered})")
+    lines += _only_modules(saved, here, "missing here")
+    lines += _only_modules(here, saved, "not in the checkpoint")
     return lines
+
+
+def _only_modules(one: Mapping[str, str], other: Mapping[str, str], what: str) -> list[str]:
+    """A line about the modules that one side has and the other side does not, with the count of each class."""
+    only = [path for path in one if path not in other]
+    if not only:
+        return []
+    kinds = Counter(one[path] for path in only)
+    counts = [f"{count:,} {name}" for name, count in sorted(kinds.items())]
+    return [f"modules {what}: {shown(sorted(only))} ({', '.join(counts[:SHOWN])})"]
 
 
 def _capped(lines: list[str]) -> list[str]:
     """The first few lines, and one that counts the rest."""
-    more = [f"and {len(lines) - SHOWN:,} more such differences"] if len(lines) > SHOWN else []
-    return lines[:SHOWN] + more
+    if len(lines) <= SHOWN:
+        return lines
+    return [*lines[:SHOWN], f"and {len(lines) - SHOWN:,} more such differences"]

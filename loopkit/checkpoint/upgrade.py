@@ -10,51 +10,71 @@ from typing import Any
 def upgrade(state: dict[str, Any]) -> dict[str, Any]:
     """A state that was read from a checkpoint, in today's form; one that has it already is returned as it is."""
     if "versions" in state or "passes" not in state:
-        first_form = state.get("versions", {}).get("fit") == 1
-        return {**state, "fit": _fit(state, "epochs")} if first_form else state
-    phases = [each["phase"] for each in state["passes"]]
-    start = math.inf if state["fit"] is None else state["fit"]["start"]["steps"]
+        return _second_form(state)
+
+    passes = state["passes"]
+    phases = [each["phase"] for each in passes]
+    start = math.inf
+    if state["fit"] is not None:
+        start = state["fit"]["start"]["steps"]
     plugins, stores = _parted(state["plugins"], phases, start)
-    made = {
-        **{key: value for key, value in state.items() if key != "passes"},
-        "versions": {},
-        "fit": _fit(state, "passes"),
-        "plugins": plugins,
-        "phases": {},
-        "epochs": [{**each, "stores": kept} for each, kept in zip(state["passes"], stores, strict=True)],
-        "nested": {},
-    }
+
+    made = dict(state)
+    del made["passes"]
+    made["versions"] = {}
+    made["fit"] = _fit(state, "passes")
+    made["plugins"] = plugins
+    made["phases"] = {}
+    made["epochs"] = [{**each, "stores": store} for each, store in zip(passes, stores, strict=True)]
+    made["nested"] = {}
     if "ranks" in state:
-        parted = [_parted(rank["plugins"], phases, start) for rank in state["ranks"]]
-        made["ranks"] = [
-            {**rank, "plugins": own, "phases": {}, "stores": kept}
-            for rank, (own, kept) in zip(state["ranks"], parted, strict=True)
-        ]
+        made["ranks"] = [_rank(each, phases, start) for each in state["ranks"]]
     return made
 
 
+def _second_form(state: dict[str, Any]) -> dict[str, Any]:
+    """A state whose parts have versions; in the first of them, a fit had one validation."""
+    if state.get("versions", {}).get("fit") != 1:
+        return state
+    return {**state, "fit": _fit(state, "epochs")}
+
+
+def _rank(saved: Mapping[str, Any], phases: Sequence[str], start: float) -> dict[str, Any]:
+    """The own parts of one process of several."""
+    plugins, stores = _parted(saved["plugins"], phases, start)
+    return {**saved, "plugins": plugins, "phases": {}, "stores": stores}
+
+
 def _fit(state: Mapping[str, Any], opened: str) -> Any:
-    """Where the fit is: its one validation is of the phase that was open, or that has data and does not train."""
+    """Where the fit is, its one validation by phase.
+
+    Args:
+        state: The whole state.
+        opened: The name of its list of open epochs.
+    """
     fit = state["fit"]
-    if not isinstance(fit, dict) or not {"validate", "validating", "validated"} <= fit.keys():
+    if not isinstance(fit, dict) or not ONE_VALIDATION.issubset(fit):
         return fit
-    at = {key: value for key, value in fit.items() if key not in ("validate", "validating", "validated")}
+    phase = _validated_phase(state, opened)
+    made = {key: value for key, value in fit.items() if key not in ONE_VALIDATION}
+    made["counted"] = bool(fit.get("by_fit", True)) or "done" in fit
+    made["due"] = [phase] if fit["validate"] or fit["validating"] else []
+    made["mid_epoch"] = fit["validating"]
+    made["validated"] = {phase: fit["validated"]}
+    return made
+
+
+def _validated_phase(state: Mapping[str, Any], opened: str) -> str:
+    """The phase of a fit's validation: one that was open, or else one that has data and does not train."""
+    fit = state["fit"]
     phases = [each["phase"] for each in state[opened]]
-    inner: list[str] = []
+    candidates: list[str] = []
     if fit["validating"]:
-        inner = phases[1:]
+        candidates += phases[1:]
     elif fit["validate"]:
-        inner = phases
-    phase = next(iter([*inner, *(name for name in state["data"] if name not in (*phases, "train"))]), "val")
-    due = [phase] if fit["validate"] or fit["validating"] else []
-    counted = bool(fit.get("by_fit", True)) or "done" in fit
-    return {
-        **at,
-        "counted": counted,
-        "due": due,
-        "mid_epoch": fit["validating"],
-        "validated": {phase: fit["validated"]},
-    }
+        candidates += phases
+    candidates += [name for name in state["data"] if name != "train" and name not in phases]
+    return candidates[0] if candidates else "val"
 
 
 def _parted(
@@ -67,41 +87,53 @@ def _parted(
         phases: The phases of the open epochs, the outermost first.
         start: The step with which the fit began.
     """
-    own: dict[str, Any] = {}
+    plugins: dict[str, Any] = {}
     stores: list[dict[str, Any]] = [{} for _ in phases]
     for name, state in saved.items():
-        throttled = isinstance(state, dict) and state.keys() == {"counts", "plugin"}
-        rest, kept = _split(name, state["plugin"] if throttled else state, phases, start)
-        if throttled:
-            own[name] = {**state, "plugin": rest or {}}
-        elif rest is not None:
-            own[name] = rest
-        for store, each in zip(stores, kept, strict=True):
-            if each:
-                store[name] = each
-    return own, stores
+        own, parts = _without_throttle(name, state, phases, start)
+        if own is not None:
+            plugins[name] = own
+        for store, part in zip(stores, parts, strict=True):
+            if part:
+                store[name] = part
+    return plugins, stores
+
+
+def _without_throttle(name: str, state: Any, phases: Sequence[str], start: float) -> tuple[Any, list[dict[str, Any]]]:
+    """Split a plugin's state, or the one inside the state of a throttle around the plugin."""
+    if not isinstance(state, dict) or state.keys() != THROTTLE:
+        return _split(name, state, phases, start)
+    own, parts = _split(name, state["plugin"], phases, start)
+    return {**state, "plugin": own or {}}, parts
 
 
 def _split(name: str, state: Any, phases: Sequence[str], start: float) -> tuple[Any, list[dict[str, Any]]]:
     """Split a plugin's state into its own (None: it has none any more) and the part of each open epoch."""
-    unsplit: list[dict[str, Any]] = [{} for _ in phases]
     if not isinstance(state, dict):
-        return state, unsplit
-    if name == "metrics" and all(isinstance(each, dict) and each.keys() == METRICS for each in state.values()):
+        return state, [{} for _ in phases]
+    if name == "metrics" and _are_metrics(state):
         return None, _by_phase("so_far", state, phases)
-    if state.keys() == HISTORY:
+
+    keys = state.keys()
+    if keys == HISTORY:
         return _history(state, start), _by_phase("running", _running_rows(state), phases)
-    if state.keys() == PREDICTIONS:
+    if keys == PREDICTIONS:
         return {"done": state["done"]}, _by_phase("kept", state["kept"], phases)
-    if state.keys() == GRAD_NORM:
-        sums = {key: (total, state["counts"][key]) for key, total in state["sums"].items()}
+    if keys == GRAD_NORM:
+        counts = state["counts"]
+        sums = {key: (total, counts[key]) for key, total in state["sums"].items()}
         return None, _in_outermost(sums, phases)
-    moved = TRAINING.get(frozenset(state))
+    moved = TRAINING.get(frozenset(keys))
     if moved is None:
-        return state, unsplit
-    own = {key: value for key, value in state.items() if key != moved}
-    part = {} if state[moved] is None else {moved: state[moved]}
-    return own, _in_outermost(part, phases)
+        return state, [{} for _ in phases]
+    own = dict(state)
+    part = own.pop(moved)
+    return own, _in_outermost({} if part is None else {moved: part}, phases)
+
+
+def _are_metrics(state: Mapping[str, Any]) -> bool:
+    """Whether every phase's entry is one of the metrics' plugin."""
+    return all(isinstance(each, dict) and each.keys() == METRICS for each in state.values())
 
 
 def _by_phase(key: str, values: Mapping[str, Any], phases: Sequence[str]) -> list[dict[str, Any]]:
@@ -115,16 +147,27 @@ def _in_outermost(part: dict[str, Any], phases: Sequence[str]) -> list[dict[str,
 
 
 def _history(state: Mapping[str, Any], start: float) -> dict[str, Any]:
-    first = sum(row["steps"] <= start for row in state["rows"])
-    return {"rows": state["rows"], "step_rows": state["step_rows"], "first": first}
+    """A history's own state, with the number of rows from before the fit."""
+    rows = state["rows"]
+    first = sum(row["steps"] <= start for row in rows)
+    return {"rows": rows, "step_rows": state["step_rows"], "first": first}
 
 
 def _running_rows(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The open rows of a history by phase, without the phase."""
-    return {row["phase"]: {key: value for key, value in row.items() if key != "phase"} for row in state["running"]}
+    rows = {}
+    for row in state["running"]:
+        values = dict(row)
+        phase = values.pop("phase")
+        rows[phase] = values
+    return rows
 
+
+ONE_VALIDATION = {"validate", "validating", "validated"}
+"""The keys of a fit that has one validation."""
 
 # A state is recognized by its keys, since plugins can have other names than their own.
+THROTTLE = {"counts", "plugin"}
 METRICS = {"fed", "metrics"}
 HISTORY = {"rows", "step_rows", "running"}
 GRAD_NORM = {"sums", "counts"}
