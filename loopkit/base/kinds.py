@@ -22,15 +22,27 @@ def is_number(value: Any) -> bool:
 
 def is_plain(value: Any) -> bool:
     """Whether it is a mapping of names to None, booleans, numbers of 64 bits, strings, and lists of such."""
-    return _is_named(value) and all(
-        part is None or type(part) in (bool, float, str) or (type(part) is int and part.bit_length() <= 64)
-        for entry in value.values()
-        for part in (entry if type(entry) is list else [entry])
-    )
+    if not _is_named(value):
+        return False
+    for entry in value.values():
+        parts = entry if type(entry) is list else [entry]
+        if not all(map(_is_simple, parts)):
+            return False
+    return True
+
+
+def _is_simple(value: Any) -> bool:
+    if type(value) is int:
+        return value.bit_length() <= 64
+    return value is None or type(value) in (bool, float, str)
 
 
 def _is_named(value: Any) -> bool:
     return isinstance(value, Mapping) and all(type(key) is str for key in value)
+
+
+def _are_mappings(value: Any) -> bool:
+    return _is_named(value) and all(isinstance(part, Mapping) for part in value.values())
 
 
 def _is_count(value: Any) -> bool:
@@ -43,7 +55,7 @@ COUNTS: Kind = ("a list of counts", lambda v: type(v) is list and all(map(_is_co
 FLAG: Kind = ("true or false", lambda v: type(v) is bool)
 LIST: Kind = ("a list", lambda v: type(v) is list)
 MAPPING: Kind = ("a mapping", lambda v: isinstance(v, Mapping))
-NAMED: Kind = ("mappings by name", lambda v: _is_named(v) and all(isinstance(part, Mapping) for part in v.values()))
+NAMED: Kind = ("mappings by name", _are_mappings)
 NUMBER: Kind = ("a finite number", lambda v: is_number(v) and math.isfinite(v))
 NUMBERS: Kind = ("numbers by name", lambda v: _is_named(v) and all(map(is_number, v.values())))
 SIZE: Kind = ("a count above 0", lambda v: _is_count(v) and v > 0)
@@ -59,12 +71,16 @@ def wrong(where: str, value: Any, kinds: Mapping[str, Kind], *, more: bool = Tru
     if not isinstance(value, Mapping):
         return [f"{where or 'the state'} is {shown(value)}, not a mapping"]
     path = f"{where}." if where else ""
-    problems = [
-        f"{path}{key} is missing" if key not in value else f"{path}{key} is {shown(value[key])}, not {what}"
-        for key, (what, right) in kinds.items()
-        if key not in value or not right(value[key])
-    ]
-    return problems + ([] if more else [f"{path}{key!s:.40} is unknown" for key in value if key not in kinds])
+    problems = []
+    for key, (what, right) in kinds.items():
+        if key not in value:
+            problems.append(f"{path}{key} is missing")
+        elif not right(value[key]):
+            problems.append(f"{path}{key} is {shown(value[key])}, not {what}")
+    if not more:
+        unknown = [key for key in value if key not in kinds]
+        problems += [f"{path}{key!s:.40} is unknown" for key in unknown]
+    return problems
 
 
 def shown(value: Any) -> str:

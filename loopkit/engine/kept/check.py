@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch.optim import Optimizer
 
 from loopkit.base.kinds import (
     ANY,
@@ -46,12 +46,14 @@ def check(parts: Parts, left_out: LeftOut, state: Mapping[str, Any], allow: Coll
     Raises:
         StateError: Lists what is wrong, the first few of each kind.
     """
-    if problems := _malformed(parts, state):
-        raise StateError(
-            f"the state is malformed, and nothing was loaded: {'; '.join(_few(problems))}. Take another copy of it"
-        )
+    problems = _malformed(parts, state)
+    if problems:
+        found = "; ".join(_few(problems))
+        raise StateError(f"the state is malformed, and nothing was loaded: {found}. Take another copy of it")
     allow = (*allow, *_left_out(parts.plugins.now(), state))
-    problems = [problem for part in parts.told() for problem in part.problems(state.get(part.name, {}), allow)]
+    for part in parts.told():
+        saved = state.get(part.name, {})
+        problems += part.problems(saved, allow)
     problems += left_out.problems(state)
     problems += _windows(parts.optimizers, state)
     if problems:
@@ -61,35 +63,56 @@ def check(parts: Parts, left_out: LeftOut, state: Mapping[str, Any], allow: Coll
 def _left_out(plugins: Collection[str], state: Mapping[str, Any]) -> list[str]:
     """List the plugins of the state that are not here, and by what it says cannot change training."""
     made = state.get("made")
-    return [name for name in state["plugins"] if name not in plugins and made and f"plugin {name!r}" not in made]
+    if not made:
+        return []
+    gone = [name for name in state["plugins"] if name not in plugins]
+    return [name for name in gone if f"plugin {name!r}" not in made]
 
 
 def _malformed(parts: Parts, state: Mapping[str, Any]) -> list[str]:
     """List differences from the form that `collect` makes, whatever the learner."""
-    kinds = {
-        **{part.name: part.kind for part in parts if part.name in state or not part.optional},
-        "epochs": LIST,
-        "data": MAPPING,
-        "nested": MAPPING,
-        **({"made": FACTS} if "made" in state else {}),
-        **({"ranks": LIST} if "ranks" in state else {}),
-    }
-    if problems := wrong("", {"nested": {}, **state}, kinds):  # which older states lack
+    older = {"nested": {}, **state}  # older states lack it
+    problems = wrong("", older, _kinds_of_entries(parts, state))
+    if problems:
         return problems
-    known = parts.versions()
-    newer = [name for name, version in state.get("versions", {}).items() if not version <= known.get(name, 0)]
+    newer = _newer(parts.versions(), state)
     if newer:
         return [f"{', '.join(newer)} were saved by a newer loopkit, in a form that this one does not know"]
-    problems = [problem for part in parts if part.name in state for problem in part.malformed(state[part.name])]
+    for part in parts:
+        if part.name in state:
+            problems += part.malformed(state[part.name])
     problems += malformed_left_out(state.get(LeftOut.name, {}))
-    if set(state["buffers"]) != set(state["models"]):
-        problems.append(f"buffers belong to {list(state['buffers'])}, and models are {list(state['models'])}")
+    buffers = state["buffers"]
+    models = state["models"]
+    if set(buffers) != set(models):
+        problems.append(f"buffers belong to {list(buffers)}, and models are {list(models)}")
     for index, saved in enumerate(state["epochs"]):
         problems += _malformed_epoch(f"epochs[{index}]", saved)
     for name in ("data", "nested"):
         for key, saved in state.get(name, {}).items():
             problems += malformed(f"{name}.{key}", saved)
-    return [*problems, *_malformed_rounds(parts, state), *_malformed_fit(state)]
+    problems += _malformed_rounds(parts, state)
+    problems += _malformed_fit(state)
+    return problems
+
+
+def _kinds_of_entries(parts: Parts, state: Mapping[str, Any]) -> dict[str, Kind]:
+    """Return the kind of each entry of a state; entries that may be missing are checked if they are there."""
+    kinds: dict[str, Kind] = {"epochs": LIST, "data": MAPPING, "nested": MAPPING}
+    for part in parts:
+        if part.name in state or not part.optional:
+            kinds[part.name] = part.kind
+    if "made" in state:
+        kinds["made"] = FACTS
+    if "ranks" in state:
+        kinds["ranks"] = LIST
+    return kinds
+
+
+def _newer(known: Mapping[str, int], state: Mapping[str, Any]) -> list[str]:
+    """List the parts whose saved form is newer than the one that is known here."""
+    versions = state.get("versions", {})
+    return [name for name, version in versions.items() if not version <= known.get(name, 0)]
 
 
 def _malformed_epoch(where: str, saved: Any) -> list[str]:
@@ -113,46 +136,95 @@ def _malformed_fit(state: Mapping[str, Any]) -> list[str]:
     fit = state["fit"]
     if fit is None:
         return []
+    if not isinstance(fit, Mapping):
+        return wrong("fit", fit, POSITION)
     defaults = asdict(Position(Progress()))
     del defaults["start"]
-    return wrong("fit", {**defaults, **fit} if isinstance(fit, Mapping) else fit, POSITION)
+    return wrong("fit", {**defaults, **fit}, POSITION)
 
 
 def _malformed_rounds(parts: Parts, state: Mapping[str, Any]) -> list[str]:
     """List the faults in the round of a user's loop, and in the parts that each process has of its own."""
-    problems = Round.problems(state["round"]) if "round" in state else []
-    apart = [part.name for part in parts if part.name in state and part.apart(state[part.name]) is not None]
-    kinds = {"stores": LIST, **dict.fromkeys(apart, MAPPING)}
-    for rank, saved in enumerate(state.get("ranks", ())):
-        in_a_round = {"round": MAPPING} if isinstance(saved, Mapping) and "round" in saved else {}
-        problems += wrong(f"ranks[{rank}]", saved, {**kinds, **in_a_round}, more=False)
-    return problems
-
-
-def _windows(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str, Any]) -> list[str]:
-    windows = [(name, window) for saved in state["epochs"] for name, window in saved["windows"].items()]
     problems: list[str] = []
-    for name, window in windows:
-        if (optimizer := optimizers.get(name)) is None:
-            problems += names("windows of optimizers", [name], optimizers)
-            continue
-        params = params_of(optimizer)
-        grads = [unpacked(grad) for grad in window["grads"]]
-        if len(grads) != len(params):
-            problems.append(f"window of {name!r}: {len(grads)} gradients in the state, {len(params)} parameters here")
-        elif any(g is not None and g.shape != p.shape for g, p in zip(grads, params, strict=True)):
-            problems.append(f"window of {name!r}: gradients of other shapes than the parameters here")
+    if "round" in state:
+        problems += Round.problems(state["round"])
+    kinds: dict[str, Kind] = {"stores": LIST}
+    for part in parts:
+        if part.name in state and part.apart(state[part.name]) is not None:
+            kinds[part.name] = MAPPING
+    with_round = {**kinds, "round": MAPPING}
+    for rank, saved in enumerate(state.get("ranks", ())):
+        has_round = isinstance(saved, Mapping) and "round" in saved
+        problems += wrong(f"ranks[{rank}]", saved, with_round if has_round else kinds, more=False)
     return problems
+
+
+def _windows(optimizers: Mapping[str, Optimizer], state: Mapping[str, Any]) -> list[str]:
+    """List the saved windows that do not fit the parameters of their optimizers."""
+    problems: list[str] = []
+    for epoch in state["epochs"]:
+        for name, window in epoch["windows"].items():
+            if name in optimizers:
+                problems += _window(name, window, optimizers[name])
+            else:
+                problems += names("windows of optimizers", [name], optimizers)
+    return problems
+
+
+def _window(name: str, window: Mapping[str, Any], optimizer: Optimizer) -> list[str]:
+    params = params_of(optimizer)
+    grads = [unpacked(grad) for grad in window["grads"]]
+    if len(grads) != len(params):
+        return [f"window of {name!r}: {len(grads)} gradients in the state, {len(params)} parameters here"]
+    for grad, param in zip(grads, params, strict=True):
+        if grad is not None and grad.shape != param.shape:
+            return [f"window of {name!r}: gradients of other shapes than the parameters here"]
+    return []
 
 
 def _few(problems: list[str], most: int = 5) -> list[str]:
-    return problems[:most] + ([f"and {len(problems) - most} more"] if len(problems) > most else [])
+    more = len(problems) - most
+    if more <= 0:
+        return problems
+    return [*problems[:most], f"and {more} more"]
 
 
-FACTS: Kind = (
-    "facts by name",
-    lambda v: NAMED[1](v) and all("" in made and {*map(type, (*made, *made.values()))} == {str} for made in v.values()),
-)
+def _are_facts(value: Any) -> bool:
+    return NAMED[1](value) and all(map(_are_facts_of_one, value.values()))
+
+
+def _are_facts_of_one(made: Mapping[Any, Any]) -> bool:
+    """Whether these are texts by name, with the class under the empty name."""
+    return "" in made and {type(each) for each in (*made.keys(), *made.values())} == {str}
+
+
+def _are_gradients(value: Any) -> bool:
+    return type(value) is list and all(map(is_packed, value))
+
+
+def _are_names(value: Any) -> bool:
+    return type(value) is list and all(type(name) is str for name in value)
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(COUNT[1], value.values()))
+
+
+def _are_counters(value: Any) -> bool:
+    return not wrong("", value, COUNTERS, more=False)
+
+
+def _is_duration(value: Any) -> bool:
+    return is_number(value) and 0 <= value < math.inf
+
+
+def _is_stop(value: Any) -> bool:
+    if value is None:
+        return True
+    return type(value) is tuple and len(value) == 2 and all(type(part) is str for part in value)
+
+
+FACTS: Kind = ("facts by name", _are_facts)
 WINDOW: dict[str, Kind] = {
     "size": SIZE,
     "count": SIZE,
@@ -160,33 +232,24 @@ WINDOW: dict[str, Kind] = {
     "total": NUMBER,
     "weight": NUMBER,
     "even": FLAG,
-    "grads": ("a list of gradients", lambda v: type(v) is list and all(map(is_packed, v))),
+    "grads": ("a list of gradients", _are_gradients),
 }
-COUNTED: Kind = (
-    "counts by name",
-    lambda v: isinstance(v, Mapping) and all(COUNT[1](each) for each in v.values()),
-)
+COUNTED: Kind = ("counts by name", _are_counts)
 POSITION: dict[str, Kind] = {
-    "start": (
-        "counters",
-        lambda v: not wrong("", v, COUNTERS, more=False),
-    ),
+    "start": ("counters", _are_counters),
     "number": SIZE,
     "by_fit": FLAG,
     "counted": FLAG,
     "cycle": FLAG,
     "epochs": COUNT,
     "done": COUNT,
-    "due": ("a list of phases", lambda v: type(v) is list and all(type(name) is str for name in v)),
+    "due": ("a list of phases", _are_names),
     "mid_epoch": FLAG,
     "validated": COUNTED,
     "parts": COUNTED,
     "clock": NUMBERS,
     "ended": TEXT,
     "limits": MAPPING,
-    "seconds": ("a duration", lambda v: is_number(v) and 0 <= v < math.inf),
-    "stop": (
-        "a reason and its author",
-        lambda v: v is None or (type(v) is tuple and len(v) == 2 and all(type(part) is str for part in v)),
-    ),
+    "seconds": ("a duration", _is_duration),
+    "stop": ("a reason and its author", _is_stop),
 }

@@ -25,28 +25,40 @@ def record(epoch: OpenEpoch, position: Position | None, places: DataPlaces) -> d
             f"the epoch of phase {epoch.phase.name!r} has data that the learner does not know, so it could not go on "
             f"from here: give learner.epoch({epoch.phase.name!r}, data=loader), and take epoch.batches()"
         )
-    by_fit = position is None or position.by_fit
-    earlier = 0 if position is None or epoch.made else position.epochs - position.validate
-    return {
+    windows = [window for window in epoch.windows if window.count]
+    saved = {
         "phase": epoch.phase.name,
         "steps": epoch.steps,
-        "data": {
-            **save_position(
-                epoch.data,
-                epoch.steps,
-                running=True,
-                begun=epoch.begun,
-                earlier_epochs=earlier,
-                function=epoch.function,
-            ),
-            "made": epoch.made_with,
-        },
-        "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
+        "data": _place_of_data(epoch, position),
+        "windows": {window.name: window.state_dict() for window in windows},
         "stores": epoch.saved_stores(),
-        **_proof_of(epoch, places.unproved),
-        **({} if not by_fit or (whole := places.counts.whole(epoch)) is None else {"whole": whole}),
-        **({} if by_fit or (made := content(epoch.data, epoch.steps)) is None else {"content": made}),
     }
+    saved.update(_proof_of(epoch, places.unproved))
+    if position is None or position.by_fit:
+        whole = places.counts.whole(epoch)
+        if whole is not None:
+            saved["whole"] = whole
+    else:
+        made = content(epoch.data, epoch.steps)
+        if made is not None:
+            saved["content"] = made
+    return saved
+
+
+def _place_of_data(epoch: OpenEpoch, position: Position | None) -> dict[str, Any]:
+    earlier = 0
+    if position is not None and not epoch.made:
+        earlier = position.epochs - position.validate
+    place = save_position(
+        epoch.data,
+        epoch.steps,
+        running=True,
+        begun=epoch.begun,
+        earlier_epochs=earlier,
+        function=epoch.function,
+    )
+    place["made"] = epoch.made_with
+    return place
 
 
 def _proof_of(epoch: OpenEpoch, unproved: dict[str, str]) -> dict[str, Any]:
@@ -55,7 +67,8 @@ def _proof_of(epoch: OpenEpoch, unproved: dict[str, str]) -> dict[str, Any]:
     if not epoch.steps:
         return {}
     if epoch.loop.seen_data.batch is None:  # no step since it was resumed
-        held = None if epoch.saved is None else epoch.saved.get("proof")
+        loaded = epoch.saved or {}
+        held = loaded.get("proof")
         return {} if held is None else {"proof": held}
     found, why = epoch.loop.seen_data.digest()
     if found is None:

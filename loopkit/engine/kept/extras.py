@@ -89,7 +89,7 @@ class Extras(Part):
             whole = self._together(owner, {**own, **kept})
             if whole is not None:
                 self.modules[owner.name] = whole
-            saved = whole if not own else self._together(owner, kept, " ")
+            saved = self._together(owner, kept, " ") if own else whole
             if saved is not None and not _is_empty(saved):
                 self._kept[owner.name] = saved
         for name in self._waiting.keys() & self._kept.keys():
@@ -110,15 +110,19 @@ class Extras(Part):
 
     def _renew(self) -> None:
         """Take the modules that stand now where others stood; name those that were made where there was none."""
+        owners = [owner for owner, _ in self._found]
         before = {owner.name: kept for owner, kept in self._found}
-        for owner, _, now in self._search([owner for owner, _ in self._found], None):
+        for owner, _, now in self._search(owners, None):
             known = before[owner.name]
             if not owner.trained:
-                self._name_late(owner, {path: part for path, part in now.items() if path not in known})
-            new = {path: now.get(path, part) for path, part in known.items()}
-            if owner.name in self._kept and any(new[path] is not part for path, part in known.items()):
-                known.update(new)
-                self._kept[owner.name] = self._together(owner, new, " ") or self._kept[owner.name]
+                late = {path: part for path, part in now.items() if path not in known}
+                self._name_late(owner, late)
+            replaced = {path: now[path] for path, part in known.items() if now.get(path, part) is not part}
+            if replaced and owner.name in self._kept:
+                known.update(replaced)
+                whole = self._together(owner, known, " ")
+                if whole is not None:
+                    self._kept[owner.name] = whole
 
     def _name_late(self, owner: Owner, parts: Mapping[str, Any]) -> None:
         for path, part in parts.items():
@@ -126,20 +130,22 @@ class Extras(Part):
             if name in self._late or not isinstance(part, nn.Module) or _is_empty(part):
                 continue
             self._late.add(name)
+            kind = type(owner.object).__name__
             warn(
-                f"{in_words(owner.name)} ({type(owner.object).__name__}) has made its {path!r} since the fit began, "
+                f"{in_words(owner.name)} ({kind}) has made its {path!r} since the fit began, "
                 f"and no checkpoint holds that: a resumed run starts without it. Make the module in __init__; for a "
-                f"cache, volatile = ({path.partition('.')[0].partition('[')[0]!r},)"
+                f"cache, volatile = ({_attribute(path)!r},)"
             )
 
     def _together(self, owner: Owner, parts: Mapping[str, Any], mark: str = "") -> nn.Module | None:
         """One module of an owner's parts, the same one as before if they are the same."""
+        key = owner.name + mark
         ids = [id(part) for part in parts.values()]
-        before, made = self._made.get(owner.name + mark, ([], None))
+        before, made = self._made.get(key, ([], None))
         if made is None or before != ids:
             made = _together(owner.object, parts)
         if made is not None:
-            self._made[owner.name + mark] = ids, made
+            self._made[key] = ids, made
         return made
 
     def parts(self) -> Iterator[tuple[str, nn.Module]]:
@@ -155,20 +161,24 @@ class Extras(Part):
         """Return their tensors by owner."""
         self._renew()
         gather = sharded.whole if whole else dict
-        found = {
-            name: {
-                "tensors": {key: _plain(value) for key, value in sharded.weights(module, gather).items()},
-                "buffers": {key: buffer.detach() for key, buffer in unsaved_buffers(module).items()},
+        found = dict(self._waiting)
+        for name, module in self._kept.items():
+            tensors = sharded.weights(module, gather)
+            buffers = unsaved_buffers(module)
+            found[name] = {
+                "tensors": {key: _plain(value) for key, value in tensors.items()},
+                "buffers": {key: buffer.detach() for key, buffer in buffers.items()},
             }
-            for name, module in self._kept.items()
-        }
-        return {**self._waiting, **found} or None
+        return found or None
 
     def malformed(self, saved: Any) -> list[str]:
         """List what in a saved form no learner could have saved."""
-        if problems := wrong("", {"extras": saved}, {"extras": NAMED}):
+        problems = wrong("", {"extras": saved}, {"extras": NAMED})
+        if problems:
             return problems
-        return [problem for name, each in saved.items() for problem in wrong(f"extras.{name}", each, SAVED, more=False)]
+        for name, each in saved.items():
+            problems += wrong(f"extras.{name}", each, SAVED, more=False)
+        return problems
 
     def problems(self, saved: Mapping[str, Any], allow: Collection[str] = ()) -> list[str]:
         """Compare a saved form with what is here.
@@ -179,9 +189,12 @@ class Extras(Part):
         """
         self._renew()
         allowed = {f"plugin {name}" for name in allow}
-        gone = [n for n in saved if n not in self._kept and n not in allowed and not n.startswith("phase ")]
-        found = [f"{name!r}{nearest(name, self._kept)}" for name in gone]
-        problems = first("owners of modules in the state that hold none here", found)
+        gone = []
+        for name in saved:
+            may_come_later = name.startswith("phase ")
+            if name not in self._kept and name not in allowed and not may_come_later:
+                gone.append(f"{name!r}{nearest(name, self._kept)}")
+        problems = first("owners of modules in the state that hold none here", gone)
         for name, module in self._kept.items():
             if name in saved:
                 problems += _problems(name, module, saved[name])
@@ -212,12 +225,14 @@ class Extras(Part):
 
     def _put(self, name: str, saved: Mapping[str, Any]) -> None:
         module = self._kept[name]
-        if problems := _problems(name, module, saved):
+        problems = _problems(name, module, saved)
+        if problems:
             raise StateError("the state does not fit: " + "; ".join(problems))
         own = module.state_dict()
         try:
             with torch.no_grad():
-                module.load_state_dict({key: sharded.like(value, own[key]) for key, value in saved["tensors"].items()})
+                tensors = {key: sharded.like(value, own[key]) for key, value in saved["tensors"].items()}
+                module.load_state_dict(tensors)
                 put_buffers(module, saved["buffers"])
         except Exception as error:
             locate(error, f"in load_state_dict of {in_words(name)}")
@@ -235,14 +250,23 @@ def _parts(owner: Owner, known: Collection[int]) -> tuple[dict[str, Any], dict[s
 
     for found in walk(owner.object, enter=enter, held_by=owner.held_by):
         value = found.value
-        top = found.path.partition(".")[0].partition("[")[0]
         if found.owner is not None and _is_shut(found):
             left.add(id(value))
-        elif id(value) not in left and (_is_extra(value, known) or _may_be_trained(value)):
-            left.add(id(value))
-            part = unwrapped(value) if isinstance(value, nn.Module) else value
-            (own if owner.saves is None or top in owner.saves else kept)[found.path] = part
+            continue
+        if id(value) in left or not (_is_extra(value, known) or _may_be_trained(value)):
+            continue
+        left.add(id(value))
+        part = unwrapped(value) if isinstance(value, nn.Module) else value
+        if owner.saves is None or _attribute(found.path) in owner.saves:
+            own[found.path] = part
+        else:
+            kept[found.path] = part
     return own, kept
+
+
+def _attribute(path: str) -> str:
+    """The attribute of an owner in which a path begins: ``"heads"`` of ``"heads[0].weight"``."""
+    return path.partition(".")[0].partition("[")[0]
 
 
 def _all(module: nn.Module) -> Iterator[Any]:
@@ -254,7 +278,10 @@ def _all(module: nn.Module) -> Iterator[Any]:
 
 def _is_extra(value: Any, known: Collection[int]) -> bool:
     """Whether a value is a module that adds something: no metric, and nothing around modules that are known."""
-    if not isinstance(value, nn.Module) or all(callable(getattr(type(value), name, None)) for name in OF_METRICS):
+    if not isinstance(value, nn.Module):
+        return False
+    is_metric = all(callable(getattr(type(value), name, None)) for name in OF_METRICS)
+    if is_metric:
         return False
     tensors = [*value.parameters(), *value.buffers()]
     return not tensors or any(id(each) not in known for each in tensors)
@@ -262,11 +289,12 @@ def _is_extra(value: Any, known: Collection[int]) -> bool:
 
 def _trained(parts: Mapping[str, Any], trained: Collection[int]) -> dict[str, Any]:
     """Return the parts of an owner that an optimizer trains."""
-
-    def tensors(part: Any) -> Iterable[Tensor]:
-        return part.parameters() if isinstance(part, nn.Module) else (part,)
-
-    return {path: part for path, part in parts.items() if any(id(each) in trained for each in tensors(part))}
+    found = {}
+    for path, part in parts.items():
+        tensors: Iterable[Tensor] = part.parameters() if isinstance(part, nn.Module) else [part]
+        if any(id(each) in trained for each in tensors):
+            found[path] = part
+    return found
 
 
 def _is_shut(found: Found) -> bool:
@@ -324,35 +352,43 @@ def _plain(value: Any) -> Any:
 def _problems(name: str, module: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     own = module.state_dict()
     there = saved["tensors"]
+    owner = in_words(name)
     strange = strange_buffers(module, saved["buffers"])
-    problems = names(f"tensors of {in_words(name)}", there, own)
-    problems += first(f"buffers of {in_words(name)} that are not here", list(map(repr, strange)))
-    different = [
-        f"{key}: {_looks(there[key])} in the state, {_looks(value)} here"
-        for key, value in own.items()
-        if key in there and isinstance(value, Tensor) and _looks(there[key]) != _looks(value)
-    ]
-    return problems + first(f"tensors of {in_words(name)} that differ", different)
+    problems = names(f"tensors of {owner}", there, own)
+    problems += first(f"buffers of {owner} that are not here", list(map(repr, strange)))
+    different = []
+    for key, value in own.items():
+        if key not in there or not isinstance(value, Tensor):
+            continue
+        before = _looks(there[key])
+        now = _looks(value)
+        if before != now:
+            different.append(f"{key}: {before} in the state, {now} here")
+    return problems + first(f"tensors of {owner} that differ", different)
 
 
 def _looks(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {tuple(value.shape)}"
 
 
 def in_words(name: str) -> str:
     """An owner, in words."""
+    if name == LOSS:
+        return f"the {LOSS}"
     kind, _, own = name.partition(" ")
-    return f"the {LOSS}" if name == LOSS else f"{kind} {own!r}"
+    return f"{kind} {own!r}"
 
 
 def _copies(module: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Copies of the tensors of a module, and of the buffers that its ``state_dict`` leaves out."""
-    state = {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in _own(module)}
-    return state, {key: buffer.clone() for key, buffer in unsaved_buffers(module).items()}
-
-
-def _own(module: nn.Module) -> Iterable[tuple[str, Any]]:
-    return [(key, value) for key, value in module.state_dict().items() if not is_lazy(value)]
+    state = {}
+    for key, value in module.state_dict().items():
+        if not is_lazy(value):
+            state[key] = value.detach().clone() if isinstance(value, Tensor) else value
+    buffers = {key: buffer.clone() for key, buffer in unsaved_buffers(module).items()}
+    return state, buffers
 
 
 def _put_copies(module: nn.Module, copies: tuple[dict[str, Any], dict[str, Tensor]]) -> None:

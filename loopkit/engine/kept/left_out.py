@@ -37,14 +37,19 @@ class LeftOut:
         """Return a collected state without these weights, and with their fingerprints."""
         left: dict[str, dict[str, str]] = {}
         for name, key, parameter in self._chosen():
-            made = self._fingerprint(name, key, parameter) if key in state["models"][name] else None
+            if key not in state["models"][name]:
+                continue
+            made = self._fingerprint(name, key, parameter)
             if made is not None:
                 left.setdefault(name, {})[key] = made
         if not left:
             return state
-        taken = {**state, "models": without(state["models"], left), self.name: left}
+        taken = dict(state)
+        taken["models"] = without(state["models"], left)
+        taken[self.name] = left
         if "weights" in state:
-            taken["weights"] = {phase: without_same(models, left) for phase, models in state["weights"].items()}
+            measured = state["weights"]
+            taken["weights"] = {phase: without_same(models, left) for phase, models in measured.items()}
         return taken
 
     def filled(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,20 +59,26 @@ class LeftOut:
         models = dict(state["models"])
         for name, keys in state.get(self.name, {}).items():
             if name in self._models and name in models:
-                own = dict(self._models[name].named_parameters(remove_duplicate=False))
-                models[name] = {**{key: own[key].detach() for key in keys if key in own}, **models[name]}
+                own = self._parameters(name)
+                left = {key: own[key].detach() for key in keys if key in own}
+                models[name] = {**left, **models[name]}
         return {**state, "models": models}
 
     def problems(self, state: Mapping[str, Any]) -> list[str]:
         """List the weights that a state leaves out and that are others here."""
         others = []
         for name, keys in state.get(self.name, {}).items():
-            own = dict(self._models[name].named_parameters(remove_duplicate=False)) if name in self._models else {}
-            others += [key for key, made in keys.items() if key in own and self._differs(name, key, own[key], made)]
+            own = self._parameters(name)
+            for key, made in keys.items():
+                if key in own and self._fingerprint(name, key, own[key]) != made:
+                    others.append(key)
         return [told(others)] if others else []
 
-    def _differs(self, name: str, key: str, parameter: nn.Parameter, made: str) -> bool:
-        return self._fingerprint(name, key, parameter) != made
+    def _parameters(self, name: str) -> dict[str, nn.Parameter]:
+        """The parameters of a model, all names of each; empty without such a model."""
+        if name not in self._models:
+            return {}
+        return dict(self._models[name].named_parameters(remove_duplicate=False))
 
     def _chosen(self) -> Iterator[tuple[str, str, nn.Parameter]]:
         """The frozen parameters that plugins leave out, by model and name."""
@@ -76,9 +87,10 @@ class LeftOut:
             return
         for name, model in self._models.items():
             for key, parameter in model.named_parameters(remove_duplicate=False):
+                if parameter.requires_grad or is_lazy(parameter) or is_sharded(parameter):
+                    continue
                 path = f"{name}.{key}" if len(self._models) > 1 else key
-                free = parameter.requires_grad or is_lazy(parameter) or is_sharded(parameter)
-                if not free and any(covers(pattern, path) for pattern in patterns):
+                if any(covers(pattern, path) for pattern in patterns):
                     yield name, key, parameter
 
     def _fingerprint(self, name: str, key: str, parameter: nn.Parameter) -> str | None:
@@ -97,5 +109,10 @@ class LeftOut:
 
 def malformed(saved: Any) -> list[str]:
     """List what in a saved form is not as `LeftOut.taken` makes it."""
-    right = NAMED[1](saved) and all({*map(type, (*keys, *keys.values()))} <= {str} for keys in saved.values())
-    return [] if right else ["left_out holds no fingerprints by model and name"]
+    if NAMED[1](saved) and all(map(_are_fingerprints, saved.values())):
+        return []
+    return ["left_out holds no fingerprints by model and name"]
+
+
+def _are_fingerprints(made: Mapping[Any, Any]) -> bool:
+    return all(type(key) is str and type(each) is str for key, each in made.items())

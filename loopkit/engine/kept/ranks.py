@@ -25,26 +25,32 @@ def localized(parts: Parts, given: Mapping[str, Any], rank: int, size: int) -> d
     ranks = state.get("ranks") or [_apart(parts, state)]
     own = ranks[min(rank, len(ranks) - 1)]
     if "round" in own:
-        state["round"] = Round.share([each["round"] for each in ranks], rank, size)
+        rounds = [each["round"] for each in ranks]
+        state["round"] = Round.share(rounds, rank, size)
     for part in parts:
         if part.name in own:
-            state[part.name] = part.share(state[part.name], [each[part.name] for each in ranks], rank, size)
-    state["epochs"] = [
-        {**epoch, "stores": {**epoch["stores"], **_stores(parts, ranks, index, rank, size)}}
-        for index, epoch in enumerate(state["epochs"])
-    ]
+            saved = [each[part.name] for each in ranks]
+            state[part.name] = part.share(state[part.name], saved, rank, size)
+    epochs = []
+    for index, epoch in enumerate(state["epochs"]):
+        saved = [each["stores"][index] for each in ranks]
+        shared = parts.plugins.share_stores(saved, rank, size)
+        stores = {**epoch["stores"], **shared}
+        epochs.append({**epoch, "stores": stores})
+    state["epochs"] = epochs
     return state
-
-
-def _stores(parts: Parts, ranks: list[dict[str, Any]], epoch: int, rank: int, size: int) -> dict[str, Any]:
-    return parts.plugins.share_stores([each["stores"][epoch] for each in ranks], rank, size)
 
 
 def _apart(parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what differs from process to process in a state that was collected in one of them."""
-    apart = {part.name: part.apart(state[part.name]) for part in parts if part.name in state}
-    return {
-        **({"round": state["round"]} if "round" in state else {}),
-        **{name: each for name, each in apart.items() if each is not None},
-        "stores": [parts.plugins.stores_apart(epoch["stores"]) for epoch in state["epochs"]],
-    }
+    apart: dict[str, Any] = {}
+    if "round" in state:
+        apart["round"] = state["round"]
+    for part in parts:
+        if part.name not in state:
+            continue
+        own = part.apart(state[part.name])
+        if own is not None:
+            apart[part.name] = own
+    apart["stores"] = [parts.plugins.stores_apart(epoch["stores"]) for epoch in state["epochs"]]
+    return apart
