@@ -43,7 +43,7 @@ def positive(owner: str, unit: str = "", /, *, infinite: bool = False, **options
 
     Args:
         owner: The class or function that has the options, for the message.
-        unit: What they count, such as ``"seconds"``.
+        unit: The unit, such as ``"seconds"``.
         infinite: Infinity is allowed, too.
         options: Their values, by name.
 
@@ -64,7 +64,7 @@ def not_negative(owner: str, unit: str = "", /, *, infinite: bool = False, **opt
 
     Args:
         owner: The class or function that has the options, for the message.
-        unit: What they count, such as ``"seconds"``.
+        unit: The unit, such as ``"seconds"``.
         infinite: Infinity is allowed, too.
         options: Their values, by name.
 

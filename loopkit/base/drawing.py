@@ -33,7 +33,7 @@ def line_chart(
 
     Args:
         curves: By name, the points of each.
-        title: What is drawn.
+        title: The words above the drawing.
         x: The name of the horizontal axis.
         log: Give the horizontal axis powers of ten; points at 0 and below are left out.
         marks: By name, places of vertical lines.

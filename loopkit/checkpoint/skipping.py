@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PARTS = ("weights", "moments")
 Skip = str | Iterable[str] | Mapping[str, str | Iterable[str]]
-"""Patterns of what is left out, for both parts or for each."""
+"""Patterns of names to leave out, for both parts or for each."""
 
 
 def skipped(learner: Learner, state: Mapping[str, Any], skip: Skip) -> dict[str, Any]:

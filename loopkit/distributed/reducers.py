@@ -130,7 +130,7 @@ class Reducers(GradientSync):
             raise WorldError(
                 f"no gradient came for {_listed(unused)} in phase {phase.name!r}, step {step.index}: give "
                 f"DDP(find_unused_parameters=True) if that is meant, or DDP(overlap=False) where a backward is for "
-                f"some parameters alone, or freeze them (requires_grad=False) before the learner is built"
+                f"only some parameters, or freeze them (requires_grad=False) before the learner is built"
             )
 
     def update(self, learner: Learner, phase: Phase, step: Step) -> None:

@@ -3,7 +3,7 @@
 Per event: writers before updaters before readers of overlapping state; readers of ``"*"`` last, and of these a
 plugin that saves (``provides = "checkpoint"``) at the very end. Two writers
 or two updaters of the same state need an explicit order between them. An explicit order replaces the derived
-one for its pair, and a chain that the user gives replaces the plugins' declarations. What remains free is ordered
+one for its pair, and a chain that the user gives replaces the plugins' declarations. The rest is ordered
 by name, so that the order in which plugins are listed never matters.
 """
 

@@ -22,7 +22,7 @@ Change = Callable[[bool], bool]
 
 
 def of_tensors(tensors: Iterable[Tensor]) -> Change:
-    """Keep the values of tensors; those that are no plain numbers in memory are left out."""
+    """Keep the values of tensors; only plain numbers in memory are kept."""
     kept = [(tensor, _copied(tensor)) for tensor in tensors if _can_be_kept(tensor)]
 
     def has_changed(undo: bool) -> bool:

@@ -61,7 +61,7 @@ def check(parts: Parts, left_out: LeftOut, state: Mapping[str, Any], allow: Coll
 
 
 def _left_out(plugins: Collection[str], state: Mapping[str, Any]) -> list[str]:
-    """List the plugins of the state that are not here, and by what it says cannot change training."""
+    """List the plugins of the state that are not here, and that, by their entries, cannot change training."""
     made = state.get("made")
     if not made:
         return []
@@ -116,7 +116,7 @@ def _newer(known: Mapping[str, int], state: Mapping[str, Any]) -> list[str]:
 
 
 def _malformed_epoch(where: str, saved: Any) -> list[str]:
-    """List the faults in what is saved of an open epoch."""
+    """List the faults in the saved form of an open epoch."""
     kinds = {"phase": TEXT, "steps": COUNT, "data": ANY, "windows": NAMED, "stores": NAMED}
     if not isinstance(saved, Mapping):
         return wrong(where, saved, kinds)

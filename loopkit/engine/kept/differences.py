@@ -15,7 +15,7 @@ def first(what: str, items: list[str], most: int = 5) -> list[str]:
 
 
 def names(what: str, saved: Collection[str], own: Collection[str]) -> list[str]:
-    """Lines that list the names which only a state has, with the nearest here, and those which only the learner has."""
+    """Lines that list the names in the state only, with the nearest here, and the names in the learner only."""
     missing = [f"{name!r}{nearest(name, own)}" for name in saved if name not in own]
     extra = [repr(name) for name in own if name not in saved]
     return first(f"{what} in the state that are not here", missing) + first(

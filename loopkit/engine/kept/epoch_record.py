@@ -22,7 +22,7 @@ def record(epoch: OpenEpoch, position: Position | None, places: DataPlaces) -> d
     """Return the saved form of an open epoch, of a fit at this position."""
     if epoch.data is None:
         raise StateError(
-            f"the epoch of phase {epoch.phase.name!r} has data that the learner does not know, so it could not go on "
+            f"the epoch of phase {epoch.phase.name!r} has data that the learner does not know, so it could not resume "
             f"from here: give learner.epoch({epoch.phase.name!r}, data=loader), and take epoch.batches()"
         )
     windows = [window for window in epoch.windows if window.count]

@@ -78,7 +78,7 @@ class Extras(Part):
         """Look for them anew; a phase whose part of a loaded state waits for it gets that now.
 
         Args:
-            owners: What may hold some.
+            owners: The objects that may hold some.
             trained: The ids of the tensors that optimizers train.
         """
         self.modules = {}
@@ -181,7 +181,7 @@ class Extras(Part):
         return problems
 
     def problems(self, saved: Mapping[str, Any], allow: Collection[str] = ()) -> list[str]:
-        """Compare a saved form with what is here.
+        """Compare a saved form with the one here.
 
         Args:
             saved: The form.

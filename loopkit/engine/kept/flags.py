@@ -31,7 +31,7 @@ class Models(Protocol):
 class Flags(Part):
     """The ``requires_grad`` of parameters and ``learner.accumulate``, of which a state holds what a run has changed.
 
-    Parameters whose training a plugin owns, such as those of `Freeze`, are left to the plugin.
+    Parameters whose training a plugin owns, such as the frozen ones of `Freeze`, are left to the plugin.
 
     Args:
         models: The parameters.

@@ -1,4 +1,4 @@
-"""Measured: what stood in the weights' place when a metric was measured, saved beside the models' own weights."""
+"""Measured: the weights with which a metric was measured, saved beside the models' own weights."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from loopkit.engine.kept.swapped import MISSING, Swapped
 
 TRAIN, EVAL = "train", "eval"
 BY = "optimizer.eval"
-"""By what `Weights.by` names the evaluation form; no plugin can be called so."""
+"""The name of the evaluation form in `Weights.by`; no plugin can be called so."""
 PLAIN = (type(None), bool, int, float, str, Tensor)
 """Types of attributes and options that a switch may change."""
 Replaced = Callable[[Callable[[], None], Callable[[], None], str], AbstractContextManager[None]]
@@ -28,8 +28,8 @@ Replaced = Callable[[Callable[[], None], Callable[[], None], str], AbstractConte
 class Modes(Part):
     """The optimizers of which ``train()`` and ``eval()`` are called around training and validation, and their modes.
 
-    In an epoch that does not train, the evaluation form stands in the place of the weights, as an average does. What a
-    switch changes is kept, so that a save needs no switch: it holds the training form as it is.
+    In an epoch that does not train, the evaluation form stands in the place of the weights, as an average does. The
+    values that a switch changes are kept, so that a save needs no switch: it holds the training form as it is.
 
     Args:
         optimizers: The learner's, by name.
@@ -62,11 +62,11 @@ class Modes(Part):
 
     @property
     def evaluated(self) -> bool:
-        """Whether all are in evaluation mode, by what was called last."""
+        """Whether all are in evaluation mode, by the last call."""
         return all(self._now.get(name) == EVAL for name in self.optimizers)
 
     def switch(self, mode: str) -> None:
-        """Switch those that are not in this mode, for good."""
+        """Switch the ones in the other mode, for good."""
         for name, optimizer in self.optimizers.items():
             if self._now.get(name) != mode:
                 with torch.no_grad():

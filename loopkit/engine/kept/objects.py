@@ -36,7 +36,7 @@ SEQUENCES = (list, tuple, deque)
 
 
 def taken_apart(value: Any, package: str) -> Any:
-    """Return a value with the saved form of each object of a package in its place; what holds none is the same one.
+    """Return a value with the saved form of each object of a package in its place; a value without any is the same one.
 
     Args:
         value: The state of an optimizer.

@@ -1,4 +1,4 @@
-"""OpenEpoch: what is read of an epoch to save and resume it."""
+"""OpenEpoch: the view of an epoch from which it is saved and resumed."""
 
 from __future__ import annotations
 
@@ -83,4 +83,4 @@ class OpenEpoch(Protocol):
         """Return the dicts that plugins keep for it."""
 
     def saved_stores(self) -> dict[str, Any]:
-        """The saved form of what plugins keep for it."""
+        """The saved form of the values that plugins keep for it."""

@@ -1,4 +1,4 @@
-"""OptimizerStates: what a state holds of the learner's optimizers."""
+"""OptimizerStates: the entries of a state for the learner's optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OptimizerPart: what a state holds of an optimizer, of torch or of any other package, and its way back."""
+"""OptimizerPart: the entry of a state for an optimizer, of torch or of any other package, and its way back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MISSING = object()
 
 
 class OptimizerPart:
-    """The state of one optimizer: what its ``state_dict`` returns, and the name of its class.
+    """The state of one optimizer: its ``state_dict()``, and the name of its class.
 
     The random generators that it holds in attributes are saved as well, and those of an optimizer that it wraps, as
     private training and noisy rounding have them.
@@ -216,7 +216,7 @@ def malformed(where: str, saved: Mapping[str, Any]) -> list[str]:
 
 
 def is_optimizer(value: Any) -> TypeGuard[torch.optim.Optimizer]:
-    """Whether an object is an optimizer, be it by torch's base class or by what its own class defines."""
+    """Whether an object is an optimizer, by torch's base class or by the methods of its own class."""
     if isinstance(value, torch.optim.Optimizer):
         return True
     kind = type(value)

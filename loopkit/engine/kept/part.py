@@ -40,7 +40,7 @@ class Part:
         return []
 
     def problems(self, saved: Any, allow: Collection[str] = ()) -> list[str]:
-        """Compare a saved form with what is here, and return the differences in words.
+        """Compare a saved form with the one here, and return the differences in words.
 
         Args:
             saved: The form, which is well-formed.
@@ -64,7 +64,7 @@ class Part:
 
         Args:
             whole: The form of the process that wrote the state.
-            saved: What `apart` returned on each process that saved.
+            saved: The return value of `apart` on each process that saved.
             rank: This process.
             size: How many there are now.
         """

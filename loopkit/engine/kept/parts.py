@@ -21,7 +21,7 @@ from loopkit.engine.kept.weights import Form, LeftOutBuffers, ModelWeights
 from loopkit.progress import Progress
 
 POSITIONS = {"epochs": 1, "data": 1, "fit": 2, "left_out": 1, "made": 1, "parts": 1, "round": 1}
-"""The forms of what a state holds beside the parts: where the run is, and of what it was made."""
+"""The forms of a state's entries beside the parts: where the run is, and how it was made."""
 
 FIRST = "models", "buffers", "optimizers", "progress", "metrics"
 """The first parts of states and messages: the first difference explains most."""
@@ -42,7 +42,7 @@ class Parts:
     Parts that may raise come first, and the weights late: they are written in place.
 
     Args:
-        models: What belongs to the models.
+        models: All that belongs to the models.
         modules: The models, by name.
         in_training_form: A context in which they are in the form in which they are trained.
         plugins: Returns the plugins, by name.
@@ -84,7 +84,7 @@ class Parts:
         return sorted(self, key=lambda part: FIRST.index(part.name) if part.name in FIRST else len(FIRST))
 
     def versions(self) -> dict[str, int]:
-        """Return the form of each part, and of what a state holds beside them."""
+        """Return the form of each part, and of a state's other entries."""
         return {**{part.name: part.version for part in self}, **POSITIONS}
 
     def __iter__(self) -> Iterator[Part]:

@@ -1,4 +1,4 @@
-"""PluginStates: what a state holds of plugins."""
+"""PluginStates: the entries of a state for plugins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loopkit.engine.kept.part import Part
 from loopkit.engine.kept.undo import Undos, all_of, undo_of, undone_by
 
 PHASE = ".phase"
-"""The owner of what a phase keeps for an epoch; no plugin can be called so."""
+"""The owner of the values that a phase keeps for an epoch; no plugin can be called so."""
 
 
 class PluginStates(Part):
@@ -94,7 +94,7 @@ class PluginStates(Part):
         return own
 
     def stores_apart(self, stores: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what differs from process to process of what was kept for an epoch, by owner."""
+        """Return the values kept for an epoch that differ from process to process, by owner."""
         plugins = self.now()
         return {
             owner: store
@@ -103,7 +103,7 @@ class PluginStates(Part):
         }
 
     def share_stores(self, saved: list[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """Return this process's share of what each process has kept for an epoch."""
+        """Return this process's share of the values that each process has kept for an epoch."""
         plugins = self.now()
         made: dict[str, Any] = {}
         for owner in dict.fromkeys(owner for each in saved for owner in each):

@@ -12,7 +12,7 @@ from loopkit.progress import Progress
 
 @dataclass
 class Position:
-    """Where a fit is: what it has done, and which epoch comes next or is under way."""
+    """Where a fit is: its counts, and which epoch comes next or is under way."""
 
     start: Progress
     """The counters when the fit began."""
@@ -88,7 +88,7 @@ class Position:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Position:
-        """The position that `saved` was made of; what it lacks has its default."""
+        """The position that `saved` was made of; missing entries have their defaults."""
         known = {each.name for each in fields(cls)}
         given = {name: copy.copy(value) for name, value in saved.items() if name in known}
         made = cls(**{**given, "start": Progress(**saved["start"])})

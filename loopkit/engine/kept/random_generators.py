@@ -30,5 +30,5 @@ class RandomGenerators(Part):
         return saved
 
     def share(self, whole: Any, saved: list[Any], rank: int, size: int) -> Any:
-        """Return this process's own; one that was not there keeps those that it has."""
+        """Return this process's own; a new process keeps its own ones."""
         return saved[rank] if rank < len(saved) else generators.save()

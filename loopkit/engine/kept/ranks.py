@@ -1,4 +1,4 @@
-"""ranks: what of a state differs from process to process, gathered at a save and shared out at a load."""
+"""ranks: the entries of a state that differ from process to process, gathered at a save and shared out at a load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gathered(
 
 
 def localized(parts: Parts, given: Mapping[str, Any], rank: int, size: int) -> dict[str, Any]:
-    """The state with what is this process's own; with another number of processes than at the save, its share of it."""
+    """The state with this process's own entries; with another number of processes than at the save, its share of it."""
     state = dict(given)
     ranks = state.get("ranks") or [_apart(parts, state)]
     own = ranks[min(rank, len(ranks) - 1)]

@@ -34,7 +34,7 @@ class Repeated:
     """Lets hooks of ``epoch_begin`` run a second time, without a second change of the state that was loaded.
 
     Args:
-        parts: What a state holds.
+        parts: The entries of a state.
         tensors: Returns the tensors of modules that are saved.
         parameters: Returns the parameters by name.
         say: Prints a line once.

@@ -21,9 +21,9 @@ def restorer(
     effect before the save: a second one would be one too many.
 
     Args:
-        modules: Models and the loss; what is no module is left out.
-        optimizers: Those of the learner.
-        owners: Plugins and phases; those without ``state_dict`` are left out.
+        modules: Models and the loss; only modules count.
+        optimizers: The learner's.
+        owners: Plugins and phases; only objects with ``state_dict`` count.
     """
     found = [each for each in modules if isinstance(each, nn.Module)]
     undo: list[Callable[[], None]] = [partial(_put_module, each, _copied(_tensors(each))) for each in found]

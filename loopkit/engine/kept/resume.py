@@ -180,7 +180,7 @@ class Resume:
         }
 
     def _records(self, mark: EpochStart | None) -> list[dict[str, Any]]:
-        """The saved forms of the epochs that are open, and of those that wait to be opened again."""
+        """The saved forms of the epochs that are open or wait to be opened again."""
         fit = self._running.fit
         position = None if fit is None else fit.position
         epochs = [epoch for epoch in self._running.open_epochs if mark is None or epoch is not mark.epoch]

@@ -44,7 +44,7 @@ class Moment:
     """A moment of the user's code: all that decides how it runs on, beside its own variables and the weights."""
 
     generators: dict[str, Any]
-    """States of the global random generators; those that are left out stay as they are."""
+    """States of the global random generators; missing ones stay as they are."""
     own: dict[str, Any]
     """States of the loop's own objects and of generators that phases hold, by name; likewise."""
     metrics: dict[str, float]

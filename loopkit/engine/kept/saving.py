@@ -38,7 +38,7 @@ class WeightsPlace(Protocol):
     stack: list[Any]
 
     def in_training_form(self) -> AbstractContextManager[None]:
-        """Inside, what stands there does so in the form in which modules are trained."""
+        """Inside, the replacements have the form in which modules are trained."""
 
     def own(self) -> AbstractContextManager[None]:
         """Inside, the models hold their own weights."""
@@ -49,7 +49,7 @@ class Saving:
 
     Args:
         parts: All that a state holds of the learner.
-        place: What stands in the place of the models' own weights.
+        place: The replacements of the models' own weights.
         left_out: Frozen weights that a state leaves out.
         witness: Names what moves and is in no state.
         resume: The place of the run.
@@ -101,7 +101,7 @@ class Saving:
                 )
         elif not running.can_save:
             raise StateError(
-                "state_dict in the middle of a step, or of an epoch that a hook runs: there is no way to go on from "
+                "state_dict in the middle of a step, or of an epoch that a hook runs: no run could resume from "
                 "there. Call it at step_end or phase_end, when learner.current.can_save says so"
             )
 
@@ -110,8 +110,8 @@ class Saving:
         windows = [window for epoch in self._running.open_epochs for window in epoch.windows if window.count]
         if any(not sharded.is_sharded(p) for window in windows for p in window.params):
             raise StateError(
-                "state_dict of several processes inside an accumulation window, which holds gradients of this process "
-                "alone: call it after the window's update"
+                "state_dict of several processes inside an accumulation window, which holds only this process's "
+                "gradients: call it after the window's update"
             )
 
     def _collect(self, mark: EpochStart | None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Saving:
         return self._left_out.taken({"versions": state["versions"], **told, **state})
 
     def _plugins(self, mark: EpochStart | None, whole: bool) -> dict[str, Any]:
-        """The states of plugins; those of a mark are as of then."""
+        """The states of plugins; in a mark, as of then."""
         kept = {} if mark is None else mark.plugins
         kept = sharded.whole(kept) if whole else kept
         return {**self._parts.plugins.saved(whole, without=kept), **kept}

@@ -11,7 +11,7 @@ from loopkit.base.notes import add_note
 
 Undo = Callable[[], None]
 Undos = list[tuple[str, Undo]]
-"""Each with what it puts back, in words."""
+"""Each with a word for the thing that it puts back."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""values: what `rounds.once` keeps, in a form that a state can hold, and back."""
+"""values: the values of `rounds.once`, in a form that a state can hold, and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pack(value: Any, path: str) -> Any:
     Args:
         value: Numbers, strings, bytes, None, lists, tuples, dicts with str or int keys, tensors, and NumPy's arrays and
             numbers.
-        path: What the value is called in an error.
+        path: The name of the value in an error.
 
     Raises:
         StateError: Something else is in it.

@@ -1,4 +1,4 @@
-"""ModelWeights and LeftOutBuffers: what a state holds of the learner's modules."""
+"""ModelWeights and LeftOutBuffers: the entries of a state for the learner's modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages of an epoch: what happens, in this order, when one begins, and is undone in reverse when it ends."""
+"""The stages of an epoch: they begin in this order, and are undone in reverse when it ends."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Steps(Stage):
 
 
 class Opened(Stage):
-    """Enters the epoch into the list of those that are open."""
+    """Enters the epoch into the list of open ones."""
 
     name = "open"
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class UserLoop(Fit):
-    """A fit whose rounds, and the epochs in them, the user's loop runs. Its arguments are those of `Fit`.
+    """A fit whose rounds, and the epochs in them, the user's loop runs. It has the arguments of `Fit`.
 
     Args:
         parts: As for `Fit`.

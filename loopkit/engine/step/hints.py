@@ -86,7 +86,7 @@ def _of_batch(error: BaseException, text: str, inside: list[Any], parameters: It
 
 
 def _of_outputs(error: BaseException, text: str, made: Mapping[str, Any]) -> str:
-    """Suggest a fix by what the step has made so far."""
+    """Suggest a fix by the values that the step has made so far."""
     outputs = made.get("outputs")
     targets = made.get("targets")
     if outputs is None and isinstance(made.get("inputs"), Mapping):

@@ -445,4 +445,4 @@ EMPTY = (
     "it has no samples; drop empty batches in the loader, or, if they are meant, as in Poisson sampling, let the phase "
     "or a plugin take them: takes_empty = True"
 )
-NONE = "drop such batches in the loader, or let the phase pass over them with skip_none=True (in one process alone)"
+NONE = "drop such batches in the loader, or let the phase pass over them with skip_none=True (with one process)"

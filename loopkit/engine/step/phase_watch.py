@@ -1,4 +1,4 @@
-"""PhaseWatch: what is looked at in the first epoch of a phase: that it trains, and that its events come."""
+"""PhaseWatch: the checks in the first epoch of a phase: that it trains, and that its events come."""
 
 from __future__ import annotations
 

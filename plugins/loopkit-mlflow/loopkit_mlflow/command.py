@@ -55,11 +55,11 @@ def _show(spool: Spool) -> int:
     left, refused = spool.left, spool.refused
     run = spool.sent.run_id or "not made yet"
     print(
-        f"{spool.directory}: experiment {spool.header.experiment!r}, run {run}: {left} to send, {len(refused)} refused"
+        f"{spool.directory}: experiment {spool.header.experiment!r}, run {run}: {left} to send, {len(refused)} rejected"
     )
     for each in refused:
         item = each["item"]
-        print(f"  refused: {each['kind']} {item.get('key') or item.get('path')!r}: {each['why']}")
+        print(f"  rejected: {each['kind']} {item.get('key') or item.get('path')!r}: {each['why']}")
     return 1 if left or refused else 0
 
 

@@ -359,7 +359,7 @@ def test_what_is_left_is_sent_by_the_command(
     log._thread.join(60)
     spool = str(log.spool)
     assert main(["show", spool]) == 1
-    assert re.search(r"run not made yet: \d+ to send, 0 refused", capsys.readouterr().out)
+    assert re.search(r"run not made yet: \d+ to send, 0 rejected", capsys.readouterr().out)
     assert main(["send", spool, "--patience", "0"]) == 1
     assert "get-by-name failed" in capsys.readouterr().err
     network.mode = "good"

@@ -97,7 +97,7 @@ def _row(run: Run, names: Iterable[str]) -> list[str]:
 
 
 def _metrics(runs: Iterable[Run]) -> list[str]:
-    """The metrics of epochs that the runs have: those of validation first, losses first among them."""
+    """The metrics of epochs that the runs have: the validation's first, losses first among them."""
     known = dict.fromkeys(name for run in runs for name in run.last if is_of_epochs(name))
     shown = sorted(known, key=lambda name: (not name.startswith("val/"), not name.endswith("/loss")))
     return [printable(name) for name in shown if printable(name) == name][:MOST_METRICS]

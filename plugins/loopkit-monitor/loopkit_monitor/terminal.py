@@ -218,7 +218,7 @@ class Watch:
         return f"{name}: {run.status}, {where}{f', {versions}' if versions else ''}"
 
     def _epoch(self, run: Run, row: Epoch, columns: Columns) -> str:
-        """The line of an epoch, whose figures are below those of the other lines."""
+        """The line of an epoch, whose figures stand below the figures of the other lines."""
         shown = columns if self._moves else columns.only(row.metrics)  # a file has the metrics that the row has
         cells = [(ALWAYS, counted(run, "epoch", row.number, shown.count))]
         for name, width in list(shown.metrics.items())[:MOST_METRICS]:

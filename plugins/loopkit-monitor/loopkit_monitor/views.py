@@ -203,7 +203,7 @@ def series(
 
 _MEANS = Means()
 Inside = slice | NDArray[np.int64]
-"""Points of a series: those between two indices, or those of some indices."""
+"""Points of a series: all between two indices, or the ones at some indices."""
 
 
 def _between(series: Series, low: float | None, high: float | None) -> Inside:

@@ -262,7 +262,7 @@ class Environment:
 
     process: dict[str, Any]
     learner: dict[tuple[str, str], Any]
-    """Values by what they are, and by the name of the module, parameter or optimizer that has them, if any."""
+    """Values by kind, and by the name of the module, parameter or optimizer that has them, if any."""
 
 
 def environment(learner: Learner) -> Environment:

@@ -58,7 +58,7 @@ def public_members(cls: type) -> list[str]:
 
 
 def items() -> list[Item]:
-    """The whole public API, module by module, each followed by what it lists."""
+    """The whole public API, module by module, each followed by its names."""
     found: list[Item] = []
     seen: set[int] = set()
     for name, module in public_modules().items():

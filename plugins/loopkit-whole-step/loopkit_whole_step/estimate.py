@@ -16,7 +16,7 @@ BUILD, BUILD_A_NODE = 4.5, 0.015
 RECORD, RECORD_A_NODE = 0.3, 0.001
 """Seconds to record a graph."""
 NODES_A_PARAMETER = 45
-"""Operations of a graph for each tensor of parameters: most are those of the optimizer."""
+"""Operations of a graph for each tensor of parameters: most belong to the optimizer."""
 STEP, NODE, FLOP, FLOP_OF_CONVOLUTION, ELEMENT = 1e-4, 8e-7, 1.5e-11, 2.5e-11, 1.5e-10
 """Seconds of an eager step, by the operations of its graph and what they do."""
 CONVOLUTION = 1e-4

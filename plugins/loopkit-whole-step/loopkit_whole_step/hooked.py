@@ -98,7 +98,7 @@ class RecordedHooks:
 
 
 def _sorted(learner: Learner, phase: Phase, order: Any, after: set[str]) -> tuple[Hooks, list[str]]:
-    """The recorded hooks in the plan's order, without those of plugins that come after; and why there are none."""
+    """The recorded hooks in the plan's order, without the hooks of plugins that come after; and why there are none."""
     plugins: Any = learner.plugins
     calls: dict[type[Event], list[Hook]] = {}
     ends: list[Hook] = []

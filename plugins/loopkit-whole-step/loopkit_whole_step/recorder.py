@@ -28,7 +28,7 @@ class Recorder:
     Args:
         shapes: All shapes.
         hooks: The hooks that are recorded.
-        compiling: What compiles them.
+        compiling: The compiler.
     """
 
     def __init__(self, shapes: Shapes, hooks: RecordedHooks, compiling: Compiling) -> None:

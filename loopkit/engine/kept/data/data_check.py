@@ -55,7 +55,7 @@ class Seen:
 
 
 def _versions(batch: Any) -> frozenset[int | None]:
-    """The numbers of changes in place of the tensors in a batch; None for those that do not count."""
+    """The numbers of changes in place of the tensors in a batch; None for others."""
     flat = type(batch) in (tuple, list) and all(type(part) is Tensor for part in batch)  # most batches, each epoch
     tensors = batch if flat else [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
     return frozenset(None if tensor.is_inference() else tensor._version for tensor in tensors)

@@ -37,7 +37,7 @@ class DataParts:
     and at the generators and loaders that a function closes over or names.
 
     Args:
-        data: What an epoch goes over. It is not asked for a state itself.
+        data: The data of an epoch. It is not asked for a state itself.
         function: The function that made the data, if one did; its parts are found under ``function``.
         states: Whether to look for objects with a state.
         without: An object whose position is kept elsewhere.

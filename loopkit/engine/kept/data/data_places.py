@@ -139,8 +139,8 @@ class DataPlaces:
         """Put the data of an epoch that is about to begin where it was.
 
         Returns:
-            What to iterate over; what a replay of it will need, if that is how it resumes after a resume; and how many
-            steps there will be, those before the save included.
+            The iterable; the notes for a replay of it, if it resumes by one later; and how many steps there
+            will be, the ones before the save included.
         """
         data = epoch.data
         length = epoch.length
@@ -203,7 +203,7 @@ class DataPlaces:
         if self._alternating:
             raise StateError(
                 f"phase {min(self._alternating)!r} runs over several loaders in turn, and one position is kept for a "
-                f"phase: give each loader a phase of its own, TrainingPhase(name=...)"
+                f"phase: give each loader its own phase, TrainingPhase(name=...)"
             )
         for epoch in epochs:
             self._name(lost(epoch.data, running=epoch.steps > 0) or self_seeded(epoch.data))

@@ -1,4 +1,4 @@
-"""Positions of data: what is saved about a loader so that a run goes on with the batch that comes next.
+"""Positions of data: the notes on a loader with which a run resumes at the next batch.
 
 How the engine uses it::
 
@@ -149,11 +149,11 @@ def begin(data: Any, function: Any = None) -> dict[str, Any] | None:
     """Return the states that a replay of the new epoch will need, for ``save_position(..., begun=...)``.
 
     Args:
-        data: What ``iter()`` will be called on.
+        data: The argument of the next ``iter()``.
         function: The function that made it, if one did.
 
     Returns:
-        The states of the global generators, and of what the data holds; None if no replay is needed.
+        The states of the global generators, and of the objects in the data; None if no replay is needed.
     """
     kind = _kind(data)
     if kind not in (*REPLAYED, STATEFUL) and not (kind == SAMPLER and has_workers(data)):
@@ -184,10 +184,10 @@ def save_position(
     """Return the position in the data after some batches of an epoch.
 
     Args:
-        data: What ``iter()`` is called on; between epochs, the function that makes such data.
+        data: The argument of ``iter()``; between epochs, the function that makes such data.
         steps: Batches that were consumed in this epoch.
         running: An epoch is open. Without one, or before its first batch, the next one is new.
-        begun: What `begin` returned when the epoch began; needed if one is open.
+        begun: The return value of `begin` when the epoch began; needed if one is open.
         earlier_epochs: Epochs that came before over this very object; only for iterators does it make a difference.
         function: The function that made the data of this epoch.
 
@@ -250,7 +250,7 @@ def _state_of_loader(data: Loader, steps: int | None) -> dict[str, Any]:
     if steps is not None and state["position"] < steps:
         raise StateError(
             f"{steps} batches of {_name(data)} were used, but its position is {state['position']}: "
-            f"another epoch over the same object moved it. Give each phase a loader of its own; "
+            f"another epoch over the same object moved it. Give each phase its own loader; "
             f"loader.map(lambda batch: batch) makes one"
         )
     return state
@@ -264,8 +264,8 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool, function
     number of processes makes no difference by itself; a warning says if a step has another number of samples then.
 
     Args:
-        data: What ``iter()`` will be called on; between epochs, the function that makes such data.
-        saved: What `save_position` returned.
+        data: The argument of the next ``iter()``; between epochs, the function that makes such data.
+        saved: The return value of `save_position`.
         replay: Whether the batches before the position may be made again where there is no other way.
         function: The function that made the data of this epoch.
 
@@ -301,12 +301,12 @@ def _warn_of_changes(data: Any, middle: bool, changes: list[str]) -> None:
         place = "in mid-epoch" if middle else "between epochs"
         warn(
             f"the data of {_name(data)} changed since its position was saved, {place}: {'; '.join(changes)}. "
-            f"The run goes on, but it is not the one that would have been"
+            f"The run continues, but it is not the one that would have been"
         )
 
 
 def _changes(data: Any, kind: str, saved: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], list[str]]:
-    """The facts then and now, and the names of those that differ and make a difference."""
+    """The facts then and now, and the names of the differences that count."""
     then = saved["facts"]
     here = facts(data)
     free: tuple[str, ...] = FREE.get(kind, ())
@@ -335,8 +335,8 @@ def resume(
 
     Args:
         data: The data.
-        saved: What `save_position` returned.
-        skip: What `load_position` returned.
+        saved: The return value of `save_position`.
+        skip: The return value of `load_position`.
         function: The function that made the data of this epoch.
         shared: Generators, by ``id``, that others draw from, too: a replay does not bring them where they were.
         proof: Looks at the batch before the position.
@@ -403,7 +403,7 @@ def _go_over(data: Any, saved: Mapping[str, Any], replayed: bool, function: Any)
 
 
 def _settle(data: Any, parts: DataParts, saved: Mapping[str, Any], replayed: bool, shared: Collection[int]) -> None:
-    """Put the generators of data where they were saved, but those that a replay has put there."""
+    """Put the generators of data where they were saved, except where a replay has done so."""
     at = _held(saved)
     if not replayed:
         parts.load_generators(at)
@@ -424,7 +424,7 @@ def _settle(data: Any, parts: DataParts, saved: Mapping[str, Any], replayed: boo
 
 
 def leave(data: Any) -> None:
-    """Let an epoch whose position was loaded be over without another batch; what comes next is another epoch."""
+    """Let an epoch whose position was loaded be over without another batch; then another epoch comes."""
     target = data if isinstance(data, Loader) else _sampler(data)
     if target is not None:
         target.set_epoch(target.epoch + 1)
@@ -509,7 +509,7 @@ def set_epoch(data: Any, epoch: int) -> None:
 
 
 def _content(tensors: Any) -> str | None:
-    """A fingerprint of what tensors hold, by some values of 64 samples; None without any."""
+    """A fingerprint of tensors, by some values of 64 samples; None without any."""
     held = [each for each in tensors if isinstance(each, Tensor) and each.layout == torch.strided]
     rows = [each.detach()[:: -(-len(each) // 64) or 1].flatten() for each in held]
     return fact([row[:: -(-len(row) // 4096) or 1] for row in rows]) if held else None
@@ -718,7 +718,7 @@ def _check_middle(
     if not then.get("in_order", True) or not here.get("in_order", True):
         raise StateError(
             f"{_name(data)} gives batches in the order in which its workers make them (in_order=False): there is no "
-            f"position in mid-epoch to go on from. Use in_order=True"
+            f"position in mid-epoch to resume from. Use in_order=True"
         )
     unsafe = [name for name in changed if name in ("kind", *UNSAFE[kind])]
     if kind == ITERABLE and isinstance(getattr(data, "dataset", None), IterableDataset) and "workers" in changed:
@@ -728,7 +728,7 @@ def _check_middle(
         elastic = "kind" in unsafe and ("processes" in then or "processes" in here)
         raise StateError(
             f"the position in mid-epoch (after {steps} batches) is not one of this {_name(data)}: {listed}. Give the "
-            f"data as it was, or go on from a checkpoint that was saved at the end of an epoch"
+            f"data as it was, or resume from a checkpoint that was saved at the end of an epoch"
             + (
                 "; for positions that fit any number of processes, use loopkit.data.TensorLoader or a DataLoader with "
                 "sampler=loopkit.data.ResumableSampler(dataset)"
@@ -766,7 +766,7 @@ def _is_replayed(kind: str, saved: Mapping[str, Any], here: Mapping[str, Any], r
 def _load(
     data: Any, kind: str, saved: Mapping[str, Any], changed: list[str], parts: DataParts, again: bool
 ) -> list[str]:
-    """Load the state of the data, and of what it holds; returns what else has changed."""
+    """Load the states of the data and of the objects in it; returns the other changes."""
     if saved["kind"] != kind:
         return []
     begun = saved.get("begun") or saved

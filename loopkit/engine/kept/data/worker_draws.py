@@ -73,14 +73,14 @@ def lost(data: Any, running: bool) -> str:
     """Name the draws of workers that a checkpoint of now lacks; empty if there is none.
 
     Args:
-        data: What an epoch goes over.
+        data: The data of an epoch.
         running: The epoch is under way, and a replay of it would not make the draws again.
     """
     name = type(data).__name__
     if running and has_workers(data) and _ahead.get(data, False):
         return (
             f"the sampler of {name} draws from the global random generator for each batch, ahead of the batch in use: "
-            f"a run that resumes in mid-epoch gets other samples. Give the sampler a generator of its own, or draw "
+            f"a run that resumes in mid-epoch gets other samples. Give the sampler its own generator, or draw "
             f"when its iteration begins"
         )
     if _flag(data) & COUNTED and data.persistent_workers:

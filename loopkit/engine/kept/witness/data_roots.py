@@ -1,4 +1,4 @@
-"""data_roots: what the witness looks at, of the data of a phase: loaders, samplers, data sets, collate functions."""
+"""data_roots: the parts of a phase's data that the witness looks at: loaders, samplers, data sets, functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_A_LOADER = (
 OF_A_SAMPLER = ("_start",)
 """Attributes of a `ResumableSampler` that its place determines."""
 SAVED = ("loopkit.", "torchdata.")
-"""Packages whose objects have a state, or none that moves; what they hold is looked at."""
+"""Packages whose objects have a state, or none that moves; their attributes are looked at."""
 SHUT = ("datasets", "fsspec", "h5py", "lmdb", "pandas", "pyarrow", "zarr")
 """Packages whose objects are tables and files."""
 ORDER = Scope(deep=0, lazy=True)
@@ -53,7 +53,7 @@ def name_of_data(phase: str) -> str:
 
 
 def root_of_data(phase: str, data: Any, owned: Collection[int], models: Any) -> Root:
-    """Return the root of what a phase goes over.
+    """Return the root of a phase's data.
 
     Args:
         phase: The name of the phase.

@@ -203,10 +203,10 @@ def _look_at_tensor(value: Tensor, content: bool) -> Look:
 def moved(
     before: Looks, now: Looks, since: Clocks, is_saved: Callable[[Tensor], bool], scope: Scope = ATTRIBUTES
 ) -> list[str]:
-    """Return the paths of what has moved between two looks.
+    """Return the paths of the attributes that have moved between two looks.
 
     Args:
-        before: The earlier look; what an object holds that was made since then is added to it.
+        before: The earlier look; the attributes of newer objects are added to it.
         now: The later one.
         since: When the earlier one was taken.
         is_saved: Whether a tensor is one that is saved elsewhere, such as a parameter of a model.

@@ -1,4 +1,4 @@
-"""roots: what the witness looks at, of a learner: its models, loss, optimizers, phases and plugins."""
+"""roots: the parts of a learner that the witness looks at: its models, loss, optimizers, phases and plugins."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RootsOfLearner:
     Args:
         models: Its modules by name.
         optimizers: Its optimizers by name.
-        plugins: Its plugins by name, taken out of what wraps them.
+        plugins: Its plugins by name, without their wrappers.
         loss_fn: Its loss function.
         extras: The modules that the loss function, phases and plugins hold, by their owners.
         phases: Its phases (`loopkit.phases.Phase`), and others that it has run.

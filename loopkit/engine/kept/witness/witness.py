@@ -1,4 +1,4 @@
-"""Witness: what a run consists of, looked at when a fit begins and when it is saved: whatever moves is saved or named.
+"""Witness: the parts of a run, looked at when a fit begins and when it is saved: whatever moves is saved or named.
 
 It reads attributes and built-in containers, and runs no code of the user's (`loopkit.engine.kept.witness.walk`).
 """
@@ -49,7 +49,7 @@ class Witness:
         self._roots = roots
         self._records: dict[str, _Record] = {}
         self._seen: set[Any] = set()
-        """With what of the learner it has looked at all roots."""
+        """The parts of the learner with which it has looked at all roots."""
         self._named: set[tuple[str, str]] = set()
         """The roots and attributes that were named in this fit, and their owners."""
 
@@ -91,7 +91,7 @@ class Witness:
         return {name: self._records[name].message(paths) for name, paths in found.items()}
 
     def warn(self) -> None:
-        """Warn of what has moved and is in no state, once of each attribute."""
+        """Warn of each attribute that has moved and is in no state, once."""
         for name, paths in self._moved().items():
             record = self._records[name]
             new = [path for path in paths if not self._named & set(record.names_of(path))]
@@ -101,7 +101,7 @@ class Witness:
                 warn(record.message(new))
 
     def warn_of_forgotten(self, state: Mapping[str, Any]) -> None:
-        """Warn of what has moved and is not in the part of a state that its owner has saved.
+        """Warn of each attribute that has moved and is not in the state that its owner has saved.
 
         Args:
             state: The state of the learner.
@@ -152,7 +152,7 @@ class _Record:
         return [own] if found is None or not found.owner else [own, (str(found.owner), path.rpartition(".")[2])]
 
     def forgotten(self, state: Mapping[str, Any], is_saved: Callable[[Tensor], bool]) -> list[str]:
-        """Return the paths of what has moved, and is not in its own part of a state."""
+        """Return the paths of attributes that have moved, and are not in their part of a state."""
         root = self.root
         assert root.state is not None
         part, name = root.state
