@@ -340,7 +340,7 @@ def _wrapped(part: Any) -> str:
     if isinstance(part, LRScheduler):
         return f"TorchSchedule({made})"
     if bases & {("lightning", "Callback"), ("pytorch_lightning", "Callback")}:
-        return f"loopkit_lightning.LightningCallback({made})"
+        return f"loopkit_callbacks.LightningCallback({made})"
     if getattr(part, "__module__", None) == OfLength.__module__:
         return f"Schedule({part.name if isinstance(part, OfLength) else part.__name__})"
     return ""

@@ -28,11 +28,11 @@ from loopkit.found.installed import COMMANDS, PLUGINS, EntryPoint, Installed, in
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
 HOMES = {
+    "loopkit-callbacks": "ignite_handler lightning_callback",
     "loopkit-control": "at_least deadline stop_on",
     "loopkit-huggingface": "save_pretrained",
     "loopkit-insight": "cost find_syncs log_gradients log_histograms log_predictions log_resources "
     "module_profile peak_memory profile replay_bundle try_validation watch",
-    "loopkit-lightning": "ignite_handler lightning_callback",
     "loopkit-local": "average_parameters",
     "loopkit-mlflow": "mlflow",
     "loopkit-monitor": "monitor report",

@@ -21,7 +21,7 @@ REASONS = {
     "plugins/loopkit-whole-step/loopkit_whole_step/cuda_graph.py": ("graphs of CUDA", {"cuda"}),
     "plugins/loopkit-insight/loopkit_insight/find_syncs.py": ("CUDA's own mode that tells of syncs", {"cuda"}),
     "plugins/loopkit-insight/loopkit_insight/log_resources.py": ("what NVML tells of GPUs", {"cuda"}),
-    "plugins/loopkit-lightning/loopkit_lightning/trainer.py": (
+    "plugins/loopkit-callbacks/loopkit_callbacks/trainer.py": (
         "Lightning's names of its accelerators",
         {"cuda", "mps"},
     ),

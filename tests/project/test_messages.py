@@ -444,7 +444,7 @@ def test_two_optimizer_steps_are_refused_at_once_whatever_they_change():
 
 def test_callback_of_lightning_is_named_with_what_wraps_it():
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
-    with pytest.raises(PluginError, match=r"wrap it, loopkit_lightning\.LightningCallback\(Timer\(\.\.\.\)\)"):
+    with pytest.raises(PluginError, match=r"wrap it, loopkit_callbacks\.LightningCallback\(Timer\(\.\.\.\)\)"):
         make_learner(plugins=[callbacks.Timer()])
 
 

@@ -7,7 +7,7 @@ from loopkit_testing import plugin_contract
 from trainers import pl  # imports Lightning, whose warnings it silences
 
 from loopkit.plugins import Metrics
-from loopkit_lightning import IgniteHandler, LightningCallback
+from loopkit_callbacks import IgniteHandler, LightningCallback
 
 MEASURED = [
     f"DeviceStatsMonitor.on_{stage}_batch_{part}/{value}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import trainers  # noqa: F401  # imports Lightning, whose warnings it silences
 from problems import make_learner
 
-from loopkit_lightning import callback, handler
+from loopkit_callbacks import callback, handler
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text()

@@ -17,7 +17,7 @@ from loopkit.errors import PluginError
 from loopkit.hooks import implemented
 from loopkit.plugins import EarlyStopping, Schedule
 from loopkit.schedules import cosine
-from loopkit_lightning import IgniteHandler, LightningCallback
+from loopkit_callbacks import IgniteHandler, LightningCallback
 
 EPOCHS = 3
 
@@ -392,7 +392,7 @@ def test_any_other_attribute_is_an_error_that_names_it(use, named):
 
 
 def test_every_handler_of_ignite_is_supported_or_refused_with_a_reason():
-    from loopkit_lightning import handler
+    from loopkit_callbacks import handler
 
     bases = {"ParamScheduler", "BaseParamScheduler", "CyclicalScheduler"}  # abstract
     states = {name for name in known.__all__ if name.endswith("StateScheduler")}  # by their base

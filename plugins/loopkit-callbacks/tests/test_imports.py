@@ -9,12 +9,12 @@ SCRIPT = """
 import sys
 for name in {missing!r}:
     sys.modules[name] = None  # as if it were not installed
-import loopkit_lightning
+import loopkit_callbacks
 from loopkit import LoopkitError
 heavy = ("lightning", "pytorch_lightning", "ignite")
 assert not [name for name, module in sys.modules.items() if module is not None and name.split(".")[0] in heavy]
 try:
-    loopkit_lightning.{make}
+    loopkit_callbacks.{make}
 except LoopkitError as error:
     print(error)
 """
@@ -27,13 +27,13 @@ except LoopkitError as error:
             ["lightning", "pytorch_lightning"],
             "LightningCallback('Timer')",
             "LightningCallback('Timer') needs Lightning, which is not installed: "
-            "pip install 'loopkit-lightning[lightning]'",
+            "pip install 'loopkit-callbacks[lightning]'",
         ),
         (
             ["ignite"],
             "IgniteHandler('TerminateOnNan')",
             "IgniteHandler of TerminateOnNan needs Ignite (pytorch-ignite), which is not installed: "
-            "pip install 'loopkit-lightning[ignite]'",
+            "pip install 'loopkit-callbacks[ignite]'",
         ),
     ],
 )

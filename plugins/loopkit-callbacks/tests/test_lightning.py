@@ -17,7 +17,7 @@ from loopkit import data, every, hookimpl
 from loopkit.errors import PluginError
 from loopkit.hooks import implemented
 from loopkit.plugins import EarlyStopping, TorchSchedule
-from loopkit_lightning import LightningCallback
+from loopkit_callbacks import LightningCallback
 
 # EarlyStopping
 
@@ -434,7 +434,7 @@ def test_an_option_of_a_callback_made_by_name_is_checked(options, said):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_writes_pickles_or_owns_the_loop_is_refused_with_the_reason(name):
-    from loopkit_lightning.callback import REFUSED as REASONS
+    from loopkit_callbacks.callback import REFUSED as REASONS
 
     with pytest.raises(PluginError) as raised:
         LightningCallback(REFUSED[name]())
@@ -442,7 +442,7 @@ def test_what_writes_pickles_or_owns_the_loop_is_refused_with_the_reason(name):
 
 
 def test_every_callback_of_lightning_is_supported_or_refused_with_a_reason():
-    from loopkit_lightning import callback
+    from loopkit_callbacks import callback
 
     assert set(known.__all__) == {*callback.SUPPORTED, *callback.REFUSED, "Callback"}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from loopkit_lightning.common import Metrics, lacks
+from loopkit_callbacks.common import Metrics, lacks
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

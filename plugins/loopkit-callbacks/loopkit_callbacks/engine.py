@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ignite.engine import Engine, Events
 from ignite.engine.events import State
 
-from loopkit_lightning.common import lacks
+from loopkit_callbacks.common import lacks
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -13,8 +13,8 @@ from loopkit.author import Shown, nearest, snake_case
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase
-from loopkit_lightning.common import LIMITS, is_needed, load, made, plain
-from loopkit_lightning.trainer import Module, Now, Trainer
+from loopkit_callbacks.common import LIMITS, is_needed, load, made, plain
+from loopkit_callbacks.trainer import Module, Now, Trainer
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step

@@ -12,14 +12,14 @@ from loopkit.author import Shown, nearest, snake_case
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.progress import Progress
-from loopkit_lightning.common import LIMITS, Metrics, is_needed, load, made, plain
+from loopkit_callbacks.common import LIMITS, Metrics, is_needed, load, made, plain
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit_lightning.engine import Groups, PhaseEngine
+    from loopkit_callbacks.engine import Groups, PhaseEngine
 
 __all__ = ["REFUSED", "SUPPORTED", "IgniteHandler"]
 
@@ -148,7 +148,7 @@ class IgniteHandler(Shown):
                 f"is made already"
             )
         load("ignite", "Ignite (pytorch-ignite)", "ignite", f"IgniteHandler of {who}")
-        from loopkit_lightning.engine import Groups, PhaseEngine
+        from loopkit_callbacks.engine import Groups, PhaseEngine
 
         self._engine: PhaseEngine = PhaseEngine(who)
         self._groups: Groups = Groups(optimizer)

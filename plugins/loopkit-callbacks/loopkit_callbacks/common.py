@@ -78,7 +78,7 @@ def load(module: str, package: str, extra: str, why: str) -> ModuleType:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # it is there, and something that it needs is not
         raise PluginError(
-            f"{why} needs {package}, which is not installed: pip install 'loopkit-lightning[{extra}]'"
+            f"{why} needs {package}, which is not installed: pip install 'loopkit-callbacks[{extra}]'"
         ) from error
 
 
