@@ -99,6 +99,11 @@ class Saving:
                     "state_dict(at=mark): there is no way back to the mark, since its epoch is not the one that is "
                     "running, or steps were trained in it. Mark the epoch that is running, in its epoch_context"
                 )
+        elif any(window.count and window.keeps_aside for epoch in running.open_epochs for window in epoch.windows):
+            raise StateError(
+                "state_dict inside an accumulation window whose gradients the optimizer keeps itself, as in private "
+                "training: call it after the window's update, when learner.current.can_save says so"
+            )
         elif not running.can_save:
             raise StateError(
                 "state_dict in the middle of a step, or of an epoch that a hook runs: no run could resume from "

@@ -193,6 +193,11 @@ class Epoch(Stores):
         return any(window.count for window in self.loop.windows)
 
     @property
+    def keeps_aside(self) -> bool:
+        """Whether an optimizer keeps gradients of an open window where no state has them."""
+        return any(window.count and window.keeps_aside for window in self.loop.windows)
+
+    @property
     def stopped(self) -> bool:
         """Whether ``learner.stop`` was called during this epoch, which trains."""
         return self.loop.stopped

@@ -81,8 +81,13 @@ class Running:
 
     @property
     def can_save(self) -> bool:
-        """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
+        """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun.
+
+        Nor is a window open whose gradients an optimizer keeps itself.
+        """
         epochs = self.open_epochs
+        if any(epoch.keeps_aside for epoch in epochs):
+            return False
         if self.hooks:
             return self.hooks == 1 and all(epoch.loop.between for epoch in epochs)
         return all(epoch.loop.between for epoch in epochs[:-1]) and all(epoch.loop.at_edge for epoch in epochs[-1:])

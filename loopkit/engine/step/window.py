@@ -38,7 +38,8 @@ class Window:
 
     Backward of step i starts from ``(w_i / w_0) / size``; at the update the gradients are multiplied by
     ``size * w_0 / sum(w_i)`` unless that is exactly 1. So a full window of equal weights is bitwise
-    ``(loss / size).backward()``. With ``mean=False`` the gradients are ``sum(g_i)`` and weights are ignored.
+    ``(loss / size).backward()``. With ``mean=False`` the gradients are ``sum(g_i)`` and weights are ignored; also if
+    the optimizer counts its ``accumulated_iterations``, by which it divides itself, as in private training.
 
     The gradients of a step whose weight is 0 are multiplied by 0, so its loss has to be finite. If the weights of a
     window sum to 0, its update is skipped. A tensor on an accelerator is not read: there the update has gradients of 0.
@@ -47,6 +48,8 @@ class Window:
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, size: int, mean: bool) -> None:
         self.name = name
         self.optimizer = optimizer
+        self.keeps_aside = hasattr(type(optimizer), "accumulated_iterations")
+        """Whether the optimizer keeps the gradients of a window's steps apart, where no state has them."""
         self._mean = mean
         self.count = 0
         """Steps in the window so far; 0 is closed."""
@@ -78,7 +81,7 @@ class Window:
     def refresh(self, size: int) -> None:
         """Let the windows from now on be of this many steps, and of the parameters in the optimizer's groups."""
         self.size = size
-        self.weighted = self._mean and size > 1
+        self.weighted = self._mean and size > 1 and not self.keeps_aside
         self.is_plain = size == 1 and not self._clears_itself and not self.needs_closure
         """Whether each step is an update, and clearing a gradient is setting it to None."""
         groups = self.optimizer.param_groups
@@ -87,7 +90,7 @@ class Window:
 
     def seed(self, step: object, weight: float | Tensor) -> float | Tensor:
         """The factor that backward of a step with this weight starts from."""
-        if not self._mean:
+        if not self._mean or (self.keeps_aside and self.size > 1):
             return 1.0
         counts: float | Tensor
         if isinstance(weight, Tensor):
