@@ -9,6 +9,7 @@ path begins with the model's name: ``"generator.encoder.*"``.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from operator import itemgetter
@@ -48,15 +49,17 @@ def covers(pattern: str, path: str) -> bool:
 def named_modules(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """Every module with its path, under each of its names; with several models it begins with the model's name."""
     for name, model in models.items():
+        start = name if len(models) > 1 else ""
         for path, module in model.named_modules(remove_duplicate=False):
-            yield ".".join(filter(None, (name if len(models) > 1 else "", path))), module
+            yield ".".join(part for part in (start, path) if part), module
 
 
 def named_parameters(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
     """Every parameter with its path, a shared one under each of its names; as in `named_modules`."""
     for name, model in models.items():
+        prefix = f"{name}." if len(models) > 1 else ""
         for path, parameter in model.named_parameters(remove_duplicate=False):
-            yield (f"{name}.{path}" if len(models) > 1 else path), parameter
+            yield f"{prefix}{path}", parameter
 
 
 def nothing_matches(pattern: str, names: Iterable[str]) -> str:
@@ -68,7 +71,8 @@ def nothing_matches(pattern: str, names: Iterable[str]) -> str:
         for end, last in enumerate(parts, 1):
             path = ".".join(parts[:end])
             known |= {path, f"{path}.*", f"*.{last}", f"*{last}*", f"*{last}"}
-    hint = next(filter(None, (nearest(one, known) for one in pattern.split("|"))), "")
+    hints = [nearest(one, known) for one in pattern.split("|")]
+    hint = next(filter(None, hints), "")
     return f"{pattern!r} has no match{hint}; there are: {some(names, 8) or 'none'}"
 
 
@@ -106,24 +110,29 @@ def param_groups(
     [('default', 1), ('head', 1), ('bias', 1), ('head+bias', 1)]
     """
     models = dict(model) if isinstance(model, Mapping) else {"model": model}
-    if wrong := [each for each in models.values() if not isinstance(each, nn.Module)]:
-        raise ArgumentError(f"param_groups: model is {type(wrong[0]).__name__}: give the module, not its parameters")
-    paths: dict[nn.Parameter, list[str]] = {}
-    for path, parameter in named_parameters(models):
-        paths.setdefault(parameter, []).append(path)
-    _check_patterns(options, [path for each in paths.values() for path in each])
+    for each in models.values():
+        if not isinstance(each, nn.Module):
+            raise ArgumentError(f"param_groups: model is {type(each).__name__}: give the module, not its parameters")
+
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in named_parameters(models):
+        names.setdefault(parameter, []).append(name)
+    _check_patterns(options, list(itertools.chain(*names.values())))
+
     members: dict[tuple[str, ...], list[nn.Parameter]] = {}
-    for parameter, own in paths.items():
-        chosen = tuple(pattern for pattern in options if any(covers(pattern, path) for path in own))
+    for parameter, own in names.items():
+        chosen = tuple(pattern for pattern in options if any(covers(pattern, name) for name in own))
         members.setdefault(chosen, []).append(parameter)
-    order = list(options)
+
+    number = {pattern: index for index, pattern in enumerate(options)}
     groups = []
-    for chosen in sorted(members, key=lambda chosen: (len(chosen), [order.index(pattern) for pattern in chosen])):
-        merged: dict[str, Any] = {}
+    for chosen in sorted(members, key=lambda chosen: (len(chosen), [number[pattern] for pattern in chosen])):
+        group: dict[str, Any] = {"params": members[chosen]}
         for pattern in chosen:
-            merged.update(options[pattern])
-        merged["name"] = "+".join(str(options[pattern].get("name", pattern)) for pattern in chosen) or DEFAULT
-        groups.append({"params": members[chosen], **merged})
+            group.update(options[pattern])
+        words = [str(options[pattern].get("name", pattern)) for pattern in chosen]
+        group["name"] = "+".join(words) or DEFAULT
+        groups.append(group)
     return groups
 
 
@@ -167,21 +176,45 @@ def auto_fused(
         raise ValueError(f"auto_fused(fused={options['fused']!r}): it decides this itself; leave it out")
     has_fused = "fused" in inspect.signature(cls).parameters
 
+    def fits(params: list[Any]) -> bool:
+        if not has_fused or not _can_fuse(cls, params, options):
+            return False
+        return not bitwise or not _fused_differs(cls, params, options)
+
     def factory(params: Any) -> torch.optim.Optimizer:
-        params = [dict(each, params=_listed(each["params"])) if isinstance(each, dict) else each for each in params]
-        if has_fused and _can_fuse(cls, params, options) and not (bitwise and _fused_differs(cls, params, options)):
+        params = [_with_list(each) for each in params]
+        if fits(params):
             return cls(params, fused=True, **options)  # type: ignore[call-arg]
         return cls(params, **options)
 
-    factory.__name__ = factory.__qualname__ = f"auto_fused({getattr(cls, '__name__', type(cls).__name__)})"
+    name = getattr(cls, "__name__", type(cls).__name__)
+    factory.__name__ = factory.__qualname__ = f"auto_fused({name})"
     return factory
+
+
+def _with_list(given: Any) -> Any:
+    """A parameter as it is, a group with its parameters in a list."""
+    if not isinstance(given, dict):
+        return given
+    params = given["params"]
+    return {**given, "params": [params] if isinstance(params, torch.Tensor) else list(params)}
+
+
+def _tensors(params: Iterable[Any]) -> list[torch.Tensor]:
+    """The parameters of a group; torch takes pairs of a name and a parameter, too."""
+    return [each[1] if isinstance(each, tuple) else each for each in params]
+
+
+def _kinds(tensors: Iterable[torch.Tensor]) -> set[tuple[torch.device, torch.dtype]]:
+    return {(tensor.device, tensor.dtype) for tensor in tensors}
 
 
 def _can_fuse(cls: type[torch.optim.Optimizer], params: list[Any], options: Mapping[str, Any]) -> bool:
     """Whether a fused step works, found by taking one with a number of each device and dtype."""
-    members = [p for each in params for p in (each["params"] if isinstance(each, dict) else [each])]
-    tensors = [p[1] if isinstance(p, tuple) else p for p in members]  # torch takes pairs of name and parameter, too
-    probes = [torch.zeros(1, device=device, dtype=dtype) for device, dtype in {(p.device, p.dtype) for p in tensors}]
+    members: list[Any] = []
+    for each in params:
+        members += each["params"] if isinstance(each, dict) else [each]
+    probes = [torch.zeros(1, device=device, dtype=dtype) for device, dtype in _kinds(_tensors(members))]
     for probe in probes:
         probe.requires_grad_().grad = torch.zeros_like(probe)
     try:
@@ -202,12 +235,13 @@ def _fused_differs(cls: type[torch.optim.Optimizer], params: list[Any], options:
     """Whether some fused steps have other bits than the default form, with the options of any group."""
     groups = [each for each in params if isinstance(each, dict)] or [{"params": params}]
     for group in groups:
-        own = {**options, **{key: value for key, value in group.items() if key not in ("params", "name")}}
-        tensors = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
-        for kind in {(p.device, p.dtype) for p in tensors}:
+        given = {key: value for key, value in group.items() if key not in ("params", "name")}
+        own = {**options, **given}
+        for device, dtype in _kinds(_tensors(group["params"])):
             for small in (False, True):
-                one, other = (_stepped(cls, *kind, {**own, "fused": fused}, small=small) for fused in (True, None))
-                if len(one) != len(other) or not all(map(torch.equal, one, other)):
+                fused = _stepped(cls, device, dtype, {**own, "fused": True}, small=small)
+                default = _stepped(cls, device, dtype, {**own, "fused": None}, small=small)
+                if len(fused) != len(default) or not all(map(torch.equal, fused, default)):
                     return True
     return False
 
@@ -234,17 +268,16 @@ def _stepped(
     made = [each[0].clone().requires_grad_() for each in drawn]
     optimizer = cls(made, **options)
     if small:
+        factor = optimizer.param_groups[0].get("lr") or SMALL
         with torch.no_grad():
             for each in made:
-                each.mul_(optimizer.param_groups[0].get("lr") or SMALL)
+                each.mul_(factor)
     for step in range(1, 6):
         for parameter, each in zip(made, drawn, strict=True):
             parameter.grad = each[step].clone()
         optimizer.step()
     held = [(str(name), value) for each in made for name, value in optimizer.state[each].items()]
-    states = [value.cpu() for _, value in sorted(held, key=itemgetter(0)) if isinstance(value, torch.Tensor)]
-    return [*(each.detach() for each in made), *states]
-
-
-def _listed(params: Any) -> list[Any]:
-    return [params] if isinstance(params, torch.Tensor) else list(params)
+    held.sort(key=itemgetter(0))
+    parameters = [each.detach() for each in made]
+    states = [value.cpu() for _, value in held if isinstance(value, torch.Tensor)]
+    return parameters + states

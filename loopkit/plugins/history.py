@@ -103,7 +103,8 @@ class History(Shown):
             saved = store.get("running")
             if not isinstance(saved, dict):  # it begins, or another history was in this one's place
                 saved = {"seconds": 0.0, "steps": [], "losses": []}
-            keep["now"] = store["running"] = _Running(now - saved["seconds"], [*saved["steps"]], [*saved["losses"]])
+            started = now - saved["seconds"]
+            keep["now"] = store["running"] = _Running(started, [*saved["steps"]], [*saved["losses"]])
         return keep["now"]  # type: ignore[no-any-return]
 
     def _keeps_steps(self) -> bool:
@@ -124,20 +125,19 @@ class History(Shown):
         done = self._running(epoch)
         counts = learner.progress
         prefix = f"{phase.name}/"
-        self.rows.append(
-            {
-                "phase": phase.name,
-                "epoch": epoch.number,
-                "steps": counts.steps,
-                "updates": counts.updates,
-                "samples": counts.samples,
-                "seconds": time.monotonic() - done.started,
-                **{name: value for name, value in learner.metrics.items() if name.startswith(prefix)},
-            }
-        )
+        row = {
+            "phase": phase.name,
+            "epoch": epoch.number,
+            "steps": counts.steps,
+            "updates": counts.updates,
+            "samples": counts.samples,
+            "seconds": time.monotonic() - done.started,
+        }
+        row.update({name: value for name, value in learner.metrics.items() if name.startswith(prefix)})
+        self.rows.append(row)
         self.step_rows += [
-            {"phase": phase.name, "epoch": epoch.number, "step": step, f"{phase.name}/loss": value}
-            for step, value in zip(done.steps, done.read(), strict=True)
+            {"phase": phase.name, "epoch": epoch.number, "step": step, f"{prefix}loss": loss}
+            for step, loss in zip(done.steps, done.read(), strict=True)
         ]
 
     def values(self, name: str) -> list[float]:
@@ -169,7 +169,9 @@ class History(Shown):
         from loopkit.base.drawing import charts  # not before somebody looks
         from loopkit.base.tabular import paragraph
 
-        return charts(self.rows, self._axis()) if self.rows else paragraph("History: no epoch has run")
+        if not self.rows:
+            return paragraph("History: no epoch has run")
+        return charts(self.rows, self._axis())
 
     def plot(self, *names: str) -> Any:
         """Draw metrics over epochs with matplotlib (``pip install matplotlib``); all of them by default.
@@ -187,18 +189,11 @@ class History(Shown):
             import matplotlib.pyplot as plt
         except ImportError as error:
             raise ImportError("History.plot needs matplotlib: pip install matplotlib") from error
-        known = list(dict.fromkeys(name for row in self.rows for name in row if "/" in name))
-        for name in names:
-            if not self.rows:
-                raise ValueError(f"no epoch has run, so there is no metric {name!r} to plot: call fit first")
-            if name not in known:
-                raise ValueError(f"no metric is called {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
-        panels: dict[str, list[str]] = {}
-        for name in names or known:
-            panels.setdefault(name.partition("/")[2], []).append(name)
+        panels = self._panels(names)
         over = self._axis()
         label = "epochs" if over == "epoch" else over
-        figure, axes = plt.subplots(1, max(len(panels), 1), figsize=(4 * max(len(panels), 1), 3), squeeze=False)
+        count = max(len(panels), 1)
+        figure, axes = plt.subplots(1, count, figsize=(4 * count, 3), squeeze=False)
         for axis, (metric, members) in zip(axes[0], panels.items(), strict=False):
             for name in members:
                 points = [(row[over], row[name]) for row in self.rows if name in row]
@@ -206,39 +201,73 @@ class History(Shown):
             axis.set(xlabel=label, title=metric)
             axis.legend()
         if not panels:
-            axes[0][0].set(xlabel=label, title="no metric in the rows" if self.rows else "no epoch has run")
+            title = "no metric in the rows" if self.rows else "no epoch has run"
+            axes[0][0].set(xlabel=label, title=title)
         figure.tight_layout()
         return figure
 
+    def _panels(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The metrics to draw, all if none are named, by the part of their name that the phases share.
+
+        Raises:
+            ValueError: No row has such a metric.
+        """
+        columns = dict.fromkeys(name for row in self.rows for name in row)
+        known = [name for name in columns if "/" in name]
+        for name in names:
+            if not self.rows:
+                raise ValueError(f"no epoch has run, so there is no metric {name!r} to plot: call fit first")
+            if name not in known:
+                raise ValueError(f"no metric is called {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
+        panels: dict[str, list[str]] = {}
+        for name in names or known:
+            metric = name.partition("/")[2]
+            panels.setdefault(metric, []).append(name)
+        return panels
+
     def state_dict(self) -> dict[str, Any]:
         """The rows, most of them packed, and how many were there when the fit began."""
-        packed = {name: _packed(getattr(self, name), packs) for name, packs in self._packs.items()}
-        return {
-            "rows": [dict(row) for row in self.rows[PACK * len(packed["rows"]) :]],
-            "step_rows": [dict(row) for row in self.step_rows[PACK * len(packed["step_rows"]) :]],
-            "first": self._first,
-            **({"packed": packed} if any(packed.values()) else {}),
-        }
+        packed: dict[str, list[dict[str, Tensor]]] = {}
+        state: dict[str, Any] = {}
+        for name, packs in self._packs.items():
+            rows = getattr(self, name)
+            packed[name] = _packed(rows, packs)
+            state[name] = [dict(row) for row in rows[PACK * len(packs) :]]
+        state["first"] = self._first
+        if any(packed.values()):
+            state["packed"] = packed
+        return state
 
     def _reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """The state of one of ``size`` processes: its own steps, and the steps of processes that are gone."""
-        own = {**states[0], "step_rows": [row for s in states[rank::size] for row in _rows(s, "step_rows", [])]}
-        return {**own, "packed": {**own["packed"], "step_rows": []}} if "packed" in own else own
+        own = dict(states[0])
+        own["step_rows"] = []
+        for state in states[rank::size]:
+            own["step_rows"] += _rows(state, "step_rows", [])
+        if "packed" in own:
+            own["packed"] = {**own["packed"], "step_rows": []}
+        return own
 
     def _reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """The store of one of ``size`` processes for an epoch, as `_reshard`."""
-        own = [store["running"] for store in stores[rank::size] if store]
         if not stores[0]:
             return {}
-        joined = {key: [each for one in own for each in one[key]] for key in ("steps", "losses")}
+        joined: dict[str, list[Any]] = {"steps": [], "losses": []}
+        for store in stores[rank::size]:
+            if store:
+                joined["steps"] += store["running"]["steps"]
+                joined["losses"] += store["running"]["losses"]
         return {"running": {**stores[0]["running"], **joined}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from these rows."""
-        packs: dict[str, list[_Pack]] = {name: [] for name in self._packs}
-        self.rows, self.step_rows = (_rows(state, name, packs[name]) for name in ("rows", "step_rows"))
+        packs: dict[str, list[_Pack]] = {"rows": [], "step_rows": []}
+        rows = _rows(state, "rows", packs["rows"])
+        step_rows = _rows(state, "step_rows", packs["step_rows"])
+        self.rows = rows
+        self.step_rows = step_rows
         self._packs = packs
-        self._first = state.get("first", len(self.rows))
+        self._first = state.get("first", len(rows))
 
 
 class _Pack:
@@ -251,12 +280,14 @@ class _Pack:
     @classmethod
     def of(cls, rows: list[dict[str, Any]]) -> _Pack:
         """The rows as text, but for the seconds, which no other run repeats; each name is there once."""
-        layouts = {names: number for number, names in enumerate(dict.fromkeys(map(tuple, rows)))}
-        plain = [
-            [layouts[tuple(row)], *({**row, "seconds": 0.0} if "seconds" in row else row).values()] for row in rows
-        ]
         from loopkit.checkpoint.encoding import dumps, encode  # not before it is saved
 
+        layouts: dict[tuple[str, ...], int] = {}
+        plain = []
+        for row in rows:
+            layout = layouts.setdefault(tuple(row), len(layouts))
+            without_seconds = {**row, "seconds": 0.0} if "seconds" in row else row
+            plain.append([layout, *without_seconds.values()])
         value, _ = encode([list(map(list, layouts)), plain], "history")
         text = torch.frombuffer(bytearray(dumps(value)), dtype=torch.uint8)
         seconds = torch.tensor([row.get("seconds", 0.0) for row in rows], dtype=torch.float64)
@@ -288,5 +319,10 @@ def _packed(rows: list[dict[str, Any]], packs: list[_Pack]) -> list[dict[str, Te
 
 def _rows(state: Mapping[str, Any], name: str, packs: list[_Pack]) -> list[dict[str, Any]]:
     """The rows in a state; their packs are added to a list."""
-    packs += map(_Pack.from_state, state.get("packed", {}).get(name, ()))
-    return [row for pack in packs for row in pack.rows] + [dict(row) for row in state[name]]
+    saved = state.get("packed", {})
+    packs += [_Pack.from_state(held) for held in saved.get(name, ())]
+    rows: list[dict[str, Any]] = []
+    for pack in packs:
+        rows += pack.rows
+    rows += [dict(row) for row in state[name]]
+    return rows
