@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -80,22 +81,23 @@ class Contents:
     @classmethod
     def made(cls, state: Mapping[str, Any], structures: dict[str, Structure]) -> Contents:
         """Take the state of models of these structures apart."""
+        models = state["models"]
         weights: dict[str, dict[str, Tensor]] = {}
         rest: dict[str, dict[str, Any]] = {}
-        for name, values in state["models"].items():
-            weights[weights_file(name, len(state["models"]))] = {
-                k: v for k, v in values.items() if isinstance(v, Tensor)
-            }
+        for name, values in models.items():
+            weights[weights_file(name, len(models))] = _tensors(values)
             rest[name] = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
         weights.update(measured_files(state))
-        value, tensors = encode({**_without_measured(state), "models": rest}, where="")
-        values = _large_values(state, tensors)
-        contents = Contents(
-            value, {**weights, TENSORS: tensors, **values}, structures, left_out=state.get(LEFT_OUT, {})
-        )
-        for file, named in contents.tensors.items():
+
+        plain = dict(state)
+        plain.pop("weights", None)  # the measured weights
+        plain["models"] = rest
+        value, tensors = encode(plain, where="")
+        large = _large_values(state, tensors)
+        files = {**weights, TENSORS: tensors, **large}
+        for file, named in files.items():
             check(named, file)
-        return contents
+        return Contents(value, files, structures, left_out=state.get(LEFT_OUT, {}))
 
     @classmethod
     def weights(
@@ -116,53 +118,63 @@ class Contents:
         Raises:
             StateError: Something in them is no tensor, or cannot be saved; names it.
         """
-        made = {weights_file(name, len(own)): dict(values) for name, values in own.items()}
-        for file, named in made.items():
+        files = {weights_file(name, len(own)): dict(values) for name, values in own.items()}
+        for file, named in files.items():
             check(named, file)
         for average, plugin in learner.plugins.items():
-            if provided(plugin) == "average":
-                with unwrapped(plugin).averaged(learner):
-                    averaged = {name: sharded.weights(model) for name, model in learner.models.items()}
-                    for name, values in without_same(averaged, left_out).items():
-                        made[weights_file(name, len(own), average)] = deepcopy(values)
-        made.update(measured_files({"models": own, "weights": measured or {}}))
-        return cls(None, made, {name: structure(model) for name, model in learner.models.items()}, left_out=left_out)
+            if provided(plugin) != "average":
+                continue
+            with unwrapped(plugin).averaged(learner):
+                averaged = {name: sharded.weights(model) for name, model in learner.models.items()}
+                for name, values in without_same(averaged, left_out).items():
+                    files[weights_file(name, len(own), average)] = deepcopy(values)
+        files.update(measured_files({"models": own, "weights": measured or {}}))
+        structures = {name: structure(model) for name, model in learner.models.items()}
+        return cls(None, files, structures, left_out=left_out)
 
     def files(self) -> dict[str, Iterable[Buffer]]:
         """The bytes of each file, made when they are asked for."""
-        packed: dict[str, Iterable[Buffer]] = {name: pack(tensors) for name, tensors in self.tensors.items()}
+        files: dict[str, Iterable[Buffer]] = {name: pack(tensors) for name, tensors in self.tensors.items()}
         structures = dumps({name: found.as_json() for name, found in self.structures.items()})
-        state = {} if self.value is None else {STATE: [dumps(self.value)]}
-        return {**packed, **state, STRUCTURE: [structures]}
+        if self.value is not None:
+            files[STATE] = [dumps(self.value)]
+        files[STRUCTURE] = [structures]
+        return files
 
 
 def _large_values(state: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Take the tensors of large values of ``rounds.once`` out of the others, by the file that they go to."""
     rounds = {"round.": state.get("round")}
-    rounds.update({f"ranks.{rank}.round.": each.get("round") for rank, each in enumerate(state.get("ranks", ()))})
+    for rank, each in enumerate(state.get("ranks", ())):
+        rounds[f"ranks.{rank}.round."] = each.get("round")
     found = {}
     for path, round in rounds.items():
-        for name, value in {} if round is None else round["values"].items():
+        if round is None:
+            continue
+        for name, value in round["values"].items():
+            if value["digest"] is None:
+                continue
             prefix = f"{path}values.{name}.value"
-            if value["digest"] is not None:
-                named = hashlib.sha256(f"{prefix} {value['digest']}".encode()).hexdigest()[:32]
-                own = [key for key in tensors if key == prefix or key.startswith(f"{prefix}.")]
-                found[f"{ONCE}{named}.safetensors"] = {key: tensors.pop(key) for key in own}
-    return {file: held for file, held in found.items() if held}
+            names = [key for key in tensors if key == prefix or key.startswith(f"{prefix}.")]
+            if names:
+                digest = hashlib.sha256(f"{prefix} {value['digest']}".encode()).hexdigest()
+                found[f"{ONCE}{digest[:32]}.safetensors"] = {key: tensors.pop(key) for key in names}
+    return found
 
 
 def measured_files(state: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
     """The files with the weights under which a metric was measured: ``model.weights.val.safetensors``."""
     count = len(state["models"])
-    return {
-        weights_file(name, count, f"weights.{phase}"): {k: v for k, v in values.items() if isinstance(v, Tensor)}
-        for phase, models in state.get("weights", {}).items()
-        for name, values in models.items()
-    }
+    files = {}
+    for phase, models in state.get("weights", {}).items():
+        for name, values in models.items():
+            files[weights_file(name, count, f"weights.{phase}")] = _tensors(values)
+    return files
 
 
-def _without_measured(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {part: value for part, value in state.items() if part != "weights"}
+def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The values that are tensors."""
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def weights_file(model: str, models: int, average: str = "") -> str:
@@ -170,16 +182,22 @@ def weights_file(model: str, models: int, average: str = "") -> str:
 
     Weights averaged by a plugin are in ``model.<plugin>.safetensors``.
     """
-    words = f"-{model}" * (models != 1) + f".{average}" * bool(average)
-    return f"model{quote(words, safe='').replace('~', '=7E').replace('%', '=')}.safetensors"
+    words = ""
+    if models != 1:
+        words += f"-{model}"
+    if average:
+        words += f".{average}"
+    quoted = quote(words, safe="").replace("~", "=7E").replace("%", "=")
+    return f"model{quoted}.safetensors"
 
 
 def describe(
     learner: Learner, contents: Contents, reason: str, metrics: Mapping[str, float] | None = None, **more: Any
 ) -> dict[str, Any]:
     """The notes about the run in a checkpoint's manifest; ``metrics`` are by default the latest."""
-    metrics = learner.metrics if metrics is None else metrics
-    return {
+    if metrics is None:
+        metrics = learner.metrics
+    about: dict[str, Any] = {
         "reason": reason,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "progress": asdict(learner.progress),
@@ -189,13 +207,20 @@ def describe(
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "plugins": {name: f"{type(p).__module__}.{type(p).__qualname__}" for name, p in learner.plugins.items()},
+        "plugins": {name: _class_path(plugin) for name, plugin in learner.plugins.items()},
         "plugin_versions": plugin_versions(learner.plugins),
         "structure": {name: found.hash for name, found in contents.structures.items()},
         "threads": torch.get_num_threads(),
-        **({LEFT_OUT: contents.left_out} if contents.left_out else {}),
-        **more,
     }
+    if contents.left_out:
+        about[LEFT_OUT] = contents.left_out
+    about.update(more)
+    return about
+
+
+def _class_path(plugin: Any) -> str:
+    kind = type(plugin)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def number(value: Any) -> float | str:
@@ -221,23 +246,16 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
             f"{manifest.path} lists no {STATE}: it holds only weights, by Checkpoint(weights_only=True), and no run "
             f"can resume from them: load_weights and load_best read them; start a new run in another directory"
         )
-    beside = _beside(manifest)
-    names = [name for name in manifest.files if name.endswith(".safetensors") and not name.startswith(PART)]
-    names = [name for name in names if name not in beside]
-    names.sort(key=lambda name: -manifest.files[name].size)
     try:
-        with ExitStack() as stack:  # the hashing of the largest goes on while the next is read
-            files = [stack.enter_context(storage.open_file(manifest, name, kept=True)) for name in names]
-            read = {name: _unpacked(manifest, name, file) for name, file in zip(names, files, strict=True)}
-            for file in files:
-                file.finish()
-        tensors = dict(read[TENSORS])
-        for name in names:
+        files = _read_tensors(manifest)
+        tensors = dict(files[TENSORS])
+        for name, named in files.items():
             if name.startswith(ONCE):
-                tensors.update(read[name])
+                tensors.update(named)
         state: dict[str, Any] = decode(loads(storage.read_file(manifest, STATE)), tensors)
-        for name, rest in state["models"].items():
-            rest.update(read[weights_file(name, len(state["models"]))])
+        models = state["models"]
+        for name, rest in models.items():
+            rest.update(files[weights_file(name, len(models))])
         state = upgrade(state)
     except (StateError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{manifest.path / STATE} holds no state of a learner: {error}") from error
@@ -246,13 +264,28 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
     return state
 
 
+def _read_tensors(manifest: Manifest) -> dict[str, dict[str, Tensor]]:
+    """The tensors of the state and of the models' own weights, by file."""
+    beside = _beside(manifest)
+    names = [name for name in manifest.files if name.endswith(".safetensors") and not name.startswith(PART)]
+    names = [name for name in names if name not in beside]
+    names.sort(key=lambda name: -manifest.files[name].size)
+    with ExitStack() as stack:  # the hashing of the largest goes on while the next is read
+        files = {name: stack.enter_context(storage.open_file(manifest, name, kept=True)) for name in names}
+        found = {name: _unpacked(manifest, name, file) for name, file in files.items()}
+        for file in files.values():
+            file.finish()
+    return found
+
+
 def _beside(manifest: Manifest) -> list[str]:
     """The files of weights that stood in the place of the models' own, which no run needs to resume."""
     said = manifest.about.get("measured")
     models = manifest.about.get("structure")
     if not isinstance(said, Mapping) or not isinstance(models, Mapping):
         return []
-    return [weights_file(name, len(models), str(said.get("file", "weights."))) for name in models]
+    word = str(said.get("file", "weights."))
+    return [weights_file(name, len(models), word) for name in models]
 
 
 def check_whole(manifest: Manifest) -> None:
@@ -279,8 +312,9 @@ def read_structures(manifest: Manifest) -> dict[str, Structure]:
         found = {name: Structure.from_json(value) for name, value in said.items()}
     except (StateError, AttributeError) as error:
         raise CorruptCheckpointError(f"{manifest.path / STRUCTURE} is malformed: {error}") from error
-    hashes = manifest.about.get("structure")
-    if isinstance(hashes, Mapping) and hashes != {name: each.hash for name, each in found.items()}:
+    noted = manifest.about.get("structure")
+    hashes = {name: each.hash for name, each in found.items()}
+    if isinstance(noted, Mapping) and noted != hashes:
         raise CorruptCheckpointError(
             f"{manifest.path / STRUCTURE} is not of the models that were saved: its hash is not the one in the "
             f"manifest. Use an older checkpoint"
@@ -334,20 +368,26 @@ def best(directory: str | Path) -> Manifest:
 
         print(best("runs/a"))
     """
-    found = [(manifest, monitored(manifest)) for manifest in storage.listing(Path(directory).absolute())]
-    known = [(manifest, value) for manifest, value in found if value is not None]
-    if not found:
-        lacks = "holds no checkpoint that can be read" if Path(directory).is_dir() else "is not there"
+    path = Path(directory)
+    manifests = storage.listing(path.absolute())
+    if not manifests:
+        lacks = "holds no checkpoint that can be read" if path.is_dir() else "is not there"
         raise CheckpointError(f"{directory} {lacks}: give the directory of a run, as Checkpoint was given it")
+    known = []
+    for manifest in manifests:
+        value = monitored(manifest)
+        if value is not None:
+            known.append((manifest, value))
     if not known:
         raise CheckpointError(
             f"{directory} holds no checkpoint that was saved with a value of a monitored metric: give "
             f"Checkpoint(best='val/loss'); if it was given, did the metric's phase run, as in fit(train, val)?"
         )
-    metric, mode, _ = known[0][1]
-    sign = -1.0 if mode == "max" else 1.0
-    ranked = [(sign * value[2], manifest) for manifest, value in reversed(known) if value[0] == metric]
-    return min(ranked, key=lambda item: item[0])[1]
+    _, (metric, mode, _) = known[0]
+    ranked = [(value, manifest) for manifest, (of, _, value) in reversed(known) if of == metric]
+    choose = max if mode == "max" else min
+    _, chosen = choose(ranked, key=itemgetter(0))
+    return chosen
 
 
 def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> Manifest:
@@ -388,7 +428,9 @@ def load(
     _check_order(learner, "load(learner, path)")
     manifest = find(Path(path).absolute())
     state = read_state(manifest)
-    restore(learner, manifest, skipped(learner, state, skip) if skip else state, allow=allow, replay=replay)
+    if skip:
+        state = skipped(learner, state, skip)
+    restore(learner, manifest, state, allow=allow, replay=replay)
     return manifest
 
 
@@ -434,12 +476,21 @@ def restore(
 
 def _other_versions(learner: Learner, saved: Any) -> list[str]:
     """The plugins that come from another version or distribution than in a manifest, grouped by change."""
+    if not isinstance(saved, Mapping):
+        return []
     changes: dict[str, list[str]] = {}
     for name, here in plugin_versions(learner.plugins).items():
-        then = saved.get(name) if isinstance(saved, Mapping) else None
-        if isinstance(then, Mapping) and then.get("distribution") == "loopkit":  # its name at first
+        then = saved.get(name)
+        if not isinstance(then, Mapping):
+            continue
+        if then.get("distribution") == "loopkit":  # its name at first
             then = {**then, "distribution": DISTRIBUTION}
-        if isinstance(then, Mapping) and then != here:
-            words = [plain(f"{each.get('distribution')} {each.get('version')}", 80) for each in (then, here)]
-            changes.setdefault(f"{words[0]} then, {words[1]} now", []).append(name)
+        if then != here:
+            change = f"{_version(then)} then, {_version(here)} now"
+            changes.setdefault(change, []).append(name)
     return [f"{', '.join(map(repr, names))}: {change}" for change, names in changes.items()]
+
+
+def _version(noted: Mapping[str, Any]) -> str:
+    """The distribution of a plugin and its version, in words."""
+    return plain(f"{noted.get('distribution')} {noted.get('version')}", 80)

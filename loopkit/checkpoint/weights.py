@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ from loopkit.checkpoint.structure import (
     structure,
     tie_of,
 )
-from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
+from loopkit.checkpoint.tensors import Buffer, BytesSource, Source, check, pack, unpack
 from loopkit.errors import CheckpointError, CorruptCheckpointError, PluginError, ReentrancyError, StateError
 from loopkit.plugin import declared, provided, unwrapped
 
@@ -105,14 +105,19 @@ def save_weights(model: nn.Module, file: Path_ | Writable, *, metadata: Mapping[
         )
     tensors = {name: tensor for name, tensor, persistent in named_tensors(model) if persistent}
     chunks = pack(tensors, {"format": "pt", **(metadata or {})})
-    if isinstance(file, (str, os.PathLike)):
-        if Path(file).suffix in TORCH_SUFFIXES:
-            raise CheckpointError(
-                f"save_weights: {os.fspath(file)!r} has the suffix of torch.save, but the file would be of another "
-                f"format, safetensors. Use the suffix {SUFFIX}"
-            )
-        write_plain(os.fspath(file), chunks)
+    if not isinstance(file, (str, os.PathLike)):
+        _write_stream(file, chunks)
         return
+    if Path(file).suffix in TORCH_SUFFIXES:
+        raise CheckpointError(
+            f"save_weights: {os.fspath(file)!r} has the suffix of torch.save, but the file would be of another "
+            f"format, safetensors. Use the suffix {SUFFIX}"
+        )
+    write_plain(os.fspath(file), chunks)
+
+
+def _write_stream(file: Writable, chunks: Iterable[Buffer]) -> None:
+    """Write to a stream that may take only a part of the bytes at once."""
     if isinstance(file, io.TextIOBase):
         raise StateError("save_weights: the stream is one of text; weights are bytes. Open it with mode 'wb'")
     for chunk in chunks:
@@ -121,7 +126,9 @@ def save_weights(model: nn.Module, file: Path_ | Writable, *, metadata: Mapping[
             count = file.write(rest)
             if count == 0:
                 raise CheckpointError("save_weights: the stream takes no more bytes (it wrote 0)")
-            rest = rest[len(rest) if count is None else count :]
+            if count is None:
+                count = len(rest)
+            rest = rest[count:]
 
 
 def _has_extra_state(module: nn.Module) -> bool:
@@ -164,10 +171,8 @@ class LoadReport:
 
     def __str__(self) -> str:
         lines = [f"{len(self.loaded):,} loaded from {self.source}"]
-        lines += self._line("renamed", [f"{plain(old)} -> {plain(new)}" for new, old in self.renamed.items()], str)
-        lines += self._line(
-            "only by shape", [f"{plain(old)} -> {plain(new)}" for new, old in self.positional.items()], str
-        )
+        lines += self._line("renamed", self._arrows(self.renamed), str)
+        lines += self._line("only by shape", self._arrows(self.positional), str)
         lines += self._line("cast", [*self.casts], lambda name: f"{plain(name)} ({self.casts[name]})")
         lines += self._line("frozen", self.frozen)
         lines += self._line("warning: not finite in the file", self.non_finite)
@@ -176,14 +181,21 @@ class LoadReport:
         lines += self._line("does not fit", [*self.mismatched], self._mismatch)
         lines += self._line("unexpected in the file", self.unexpected)
         lines += self._line("skipped in the file", self.skipped)
-        return "\n  ".join(lines + [f"warning: {text}" for text in self.warnings])
+        lines += [f"warning: {text}" for text in self.warnings]
+        return "\n  ".join(lines)
+
+    @staticmethod
+    def _arrows(renamed: Mapping[str, str]) -> list[str]:
+        return [f"{plain(old)} -> {plain(new)}" for new, old in renamed.items()]
 
     def _mismatch(self, name: str) -> str:
         return f"{plain(name)}: {self.mismatched[name]}"
 
     @staticmethod
     def _line(what: str, names: list[str], show: Callable[[str], str] = plain) -> list[str]:
-        return [f"{len(names):,} {what}: {shown(names, show)}"] if names else []
+        if not names:
+            return []
+        return [f"{len(names):,} {what}: {shown(names, show)}"]
 
 
 def load_weights(
@@ -289,8 +301,11 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     word = _word_to_load(learner, manifest, averages)
     plans = [_planned(model, _from_checkpoint(manifest, name, word)) for name, model in learner.models.items()]
     learner.models.modes.receive()
+    copies: list[tuple[Tensor, Tensor]] = []
+    for plan in plans:
+        copies += plan.copies()
     with learner.models.module_modes.in_training_form():
-        _load_all(averages, states, [pair for plan in plans for pair in plan.copies()])
+        _load_all(averages, states, copies)
     return manifest
 
 
@@ -298,7 +313,9 @@ def _saved_states(manifest: Manifest, averages: Mapping[str, Any]) -> Mapping[st
     """The states of averages by name; new ones if only weights were saved."""
     if STATE not in manifest.files:
         return {name: _first_state(plugin) for name, plugin in averages.items()}
-    states: Mapping[str, Any] = read_state(manifest)["plugins"] if averages else {}
+    if not averages:
+        return {}
+    states: Mapping[str, Any] = read_state(manifest)["plugins"]
     return states
 
 
@@ -324,7 +341,10 @@ def _word_to_load(learner: Learner, manifest: Manifest, averages: Mapping[str, A
         return ""  # it needs nothing to do so again
     if word:
         return word
-    return next((name for name, plugin in averages.items() if _stands_in(plugin, phase)), "")  # an older manifest
+    for name, average in averages.items():  # an older manifest
+        if _stands_in(average, phase):
+            return name
+    return ""
 
 
 def _load_all(plugins: Mapping[str, Any], states: Mapping[str, Any], copies: list[tuple[Tensor, Tensor]]) -> None:
@@ -345,13 +365,17 @@ def _load_all(plugins: Mapping[str, Any], states: Mapping[str, Any], copies: lis
 def _restorable(learner: Learner, manifest: Manifest, by: str, alone: bool) -> dict[str, Any]:
     """The learner's plugins whose states go back to what a checkpoint holds: averages, and what stood in their way."""
     saved = manifest.about.get("plugins")
-    known = saved if isinstance(saved, Mapping) else {}
-    return {
-        name: unwrapped(plugin) if alone else plugin
-        for name, plugin in learner.plugins.items()
-        if name in known
-        and (provided(plugin) == "average" or (name == by and not alone and hasattr(plugin, "load_state_dict")))
-    }
+    if not isinstance(saved, Mapping):
+        return {}
+    found = {}
+    for name, plugin in learner.plugins.items():
+        if name not in saved:
+            continue
+        if provided(plugin) == "average":
+            found[name] = unwrapped(plugin) if alone else plugin
+        elif name == by and not alone and hasattr(plugin, "load_state_dict"):
+            found[name] = plugin
+    return found
 
 
 def _stands_in(plugin: Any, phase: str) -> bool:
@@ -378,25 +402,25 @@ def _planned(
     plan.match(rename)
     if positional:
         plan.assign_rest()
-    report = plan.report
-    if (problems := plan.problems()) and strict:
-        whole = not (into or prefix or rename)
-        classes = found.class_differences(model) if whole else []
+    problems = plan.problems()
+    if problems and strict:
+        if not (into or prefix or rename):
+            problems += found.class_differences(model)
         raise StateError(
-            f"load_weights: {report.source} does not fit {_called(model, into)}, and no tensor was loaded: "
-            f"{'; '.join([*problems, *classes])}. {plan.hint() or 'Give rename={old: new} where names have changed'}, "
-            f"or strict=False to load what fits"
+            f"load_weights: {found.source} does not fit {_called(model, into)}, and no tensor was loaded: "
+            f"{'; '.join(problems)}. {plan.hint()}, or strict=False to load what fits"
         )
     if not plan.pairs and found.tensors and targets:
         raise StateError(
-            f"load_weights: no tensor of {report.source} fits {_called(model, into)}: {'; '.join(problems)}. "
-            f"{plan.hint() or 'Give rename={old: new} where names have changed'}"
+            f"load_weights: no tensor of {found.source} fits {_called(model, into)}: {'; '.join(problems)}. "
+            f"{plan.hint()}"
         )
     return plan
 
 
 def _called(model: nn.Module, into: str) -> str:
-    return f"{into!r} of {type(model).__name__}" if into else f"the {type(model).__name__}"
+    kind = type(model).__name__
+    return f"{into!r} of {kind}" if into else f"the {kind}"
 
 
 def _targets(model: nn.Module, into: str) -> dict[str, Tensor]:
@@ -405,16 +429,23 @@ def _targets(model: nn.Module, into: str) -> dict[str, Tensor]:
         raise StateError(f"load_weights: {type(model).__name__} is no module. Give learner.model, or one of its models")
     modules = dict(model.named_modules(remove_duplicate=False))
     if into not in modules:
+        outermost = [path for path in modules if path and "." not in path]
         raise StateError(
             f"load_weights: into={into!r} is no module of {type(model).__name__}{near(into, modules)}; it has "
-            f"{shown([path for path in modules if path and '.' not in path]) or 'none'}"
+            f"{shown(outermost) or 'none'}"
         )
     targets = {name: tensor for name, tensor, persistent in named_tensors(modules[into]) if persistent}
-    for kind, why in (("lazy", "run one batch through the model first"), ("meta", "give it memory: to_empty()")):
-        names = [name for name, tensor in targets.items() if (is_lazy(tensor) if kind == "lazy" else tensor.is_meta)]
-        if names:
-            raise StateError(f"load_weights: {len(names)} {kind} parameters have no values yet: {shown(names)}; {why}")
+    lazy = [name for name, tensor in targets.items() if is_lazy(tensor)]
+    _check_values("lazy", lazy, "run one batch through the model first")
+    meta = [name for name, tensor in targets.items() if tensor.is_meta]
+    _check_values("meta", meta, "give it memory: to_empty()")
     return targets
+
+
+def _check_values(kind: str, names: list[str], fix: str) -> None:
+    """Raise if there are parameters of a kind that has no values."""
+    if names:
+        raise StateError(f"load_weights: {len(names)} {kind} parameters have no values yet: {shown(names)}; {fix}")
 
 
 @dataclass
@@ -430,7 +461,9 @@ class _Found:
     """Fingerprints of the weights that a checkpoint leaves out, by name."""
 
     def class_differences(self, model: nn.Module) -> list[str]:
-        return [] if self.saved is None else class_differences(self.saved.modules, structure(model).modules)
+        if self.saved is None:
+            return []
+        return class_differences(self.saved.modules, structure(model).modules)
 
 
 class _Plan:
@@ -444,6 +477,8 @@ class _Plan:
         """Names of weights that the checkpoint leaves out, and that are others here."""
         self.into = into
         self.prefix = prefix.rstrip(".")
+        self.start = f"{self.prefix}." if self.prefix else ""
+        """The beginning of the names to take."""
         self.report = LoadReport(found.source, warnings=found.warnings)
         self.pairs: dict[str, str] = {}
         """Names here (in ``into``) -> names in the file."""
@@ -460,32 +495,18 @@ class _Plan:
     def match(self, rename: Mapping[str, str]) -> None:
         """Match by name, and find what does not fit."""
         report = self.report
-        start = f"{self.prefix}." if self.prefix else ""
-        stripped = {old.removeprefix(start): old for old in self.tensors if old.startswith(start)}
+        stripped: dict[str, str] = {}
+        for old in self.tensors:
+            if old.startswith(self.start):
+                stripped[old.removeprefix(self.start)] = old
+            else:
+                report.skipped.append(old)
         if not stripped and self.tensors:
-            paths = {name.rsplit(".", up)[0] for name in self.tensors for up in range(1, name.count(".") + 1)}
-            raise StateError(
-                f"load_weights: prefix={self.prefix!r} begins no name in {report.source}"
-                f"{near(self.prefix, sorted(paths))}; its names begin with "
-                f"{shown(sorted({name.split('.')[0] for name in self.tensors}))}"
-            )
-        report.skipped += [old for old in self.tensors if not old.startswith(start)]
-        sources: dict[str, str] = {}
-        for name, new in _renamed(list(stripped), rename).items():
-            old = stripped[name]
-            if new in sources:
-                raise StateError(
-                    f"load_weights: {sources[new]!r} and {old!r} of {plain(report.source)} would both be {new!r}. "
-                    f"Change rename= so that each has its own name"
-                )
-            sources[new] = old
-        for new, old in sources.items():
+            raise self._wrong_prefix()
+        for new, old in self._sources(stripped, rename).items():
             self.own[old] = new
             if new in self.targets:
-                if why := _mismatch(self.tensors[old], self.targets[new]):
-                    report.mismatched[self.full(new)] = why
-                else:
-                    self.pairs[new] = old
+                self._pair(new, old)
             elif new.rsplit(".", 1)[-1] == EXTRA:
                 report.skipped.append(old)
             else:
@@ -493,31 +514,75 @@ class _Plan:
         self._settle_ties()
         self._settle_left_out()
 
+    def _pair(self, name: str, old: str) -> None:
+        """Match a name here with one in the file, if the tensors fit."""
+        why = _mismatch(self.tensors[old], self.targets[name])
+        if why:
+            self.report.mismatched[self.full(name)] = why
+        else:
+            self.pairs[name] = old
+
+    def _wrong_prefix(self) -> StateError:
+        paths: set[str] = set()
+        for name in self.tensors:
+            parts = name.split(".")
+            paths.update(".".join(parts[:end]) for end in range(1, len(parts)))
+        first = {name.split(".")[0] for name in self.tensors}
+        return StateError(
+            f"load_weights: prefix={self.prefix!r} begins no name in {self.report.source}"
+            f"{near(self.prefix, sorted(paths))}; its names begin with {shown(sorted(first))}"
+        )
+
+    def _sources(self, stripped: Mapping[str, str], rename: Mapping[str, str]) -> dict[str, str]:
+        """The names in the file by the names that they get."""
+        sources: dict[str, str] = {}
+        for name, new in _renamed(list(stripped), rename).items():
+            old = stripped[name]
+            if new in sources:
+                raise StateError(
+                    f"load_weights: {sources[new]!r} and {old!r} of {plain(self.report.source)} would both be {new!r}. "
+                    f"Change rename= so that each has its own name"
+                )
+            sources[new] = old
+        return sources
+
     def _settle_left_out(self) -> None:
         """Take weights that the checkpoint leaves out as they are here, if they have not changed since."""
-        start = f"{self.prefix}." if self.prefix else ""
-        digests = {self.full(key.removeprefix(start)): made for key, made in self.left_out.items()}
-        lacking = {self.full(name): tensor for name, tensor in self.targets.items()}
-        lacking = {name: lacking[name] for name in self.report.missing if name in digests}
-        self.others = [name for name, tensor in lacking.items() if fingerprint(tensor) != digests[name]]
-        same = lacking.keys() - set(self.others)
-        self.report.missing = [name for name in self.report.missing if name not in same]
+        report = self.report
+        tensors = {self.full(name): tensor for name, tensor in self.targets.items()}
+        digests = {self.full(key.removeprefix(self.start)): digest for key, digest in self.left_out.items()}
+        missing = []
+        for name in report.missing:
+            if name not in digests:
+                missing.append(name)
+            elif fingerprint(tensors[name]) != digests[name]:
+                missing.append(name)
+                self.others.append(name)
+        report.missing = missing
 
     def _settle_ties(self) -> None:
         """Require one of several tied names, and that all that are there agree."""
-        mismatched = self.report.mismatched
+        report = self.report
+        mismatched = report.mismatched
         for names in self.ties.values():
             paired = [name for name in names if name in self.pairs]
-            if not paired and not any(self.full(name) in mismatched for name in names):
-                self.report.missing += [self.full(name) for name in names]
-            first = self.tensors[self.pairs[paired[0]]] if paired else None
-            for name in paired[1:]:
-                if first is not None and not _same(first, self.tensors[self.pairs[name]]):
-                    mismatched[self.full(name)] = f"tied to {plain(paired[0])} here, but the file has other values"
+            if paired:
+                self._compare(paired)
+            elif not any(self.full(name) in mismatched for name in names):
+                report.missing += [self.full(name) for name in names]
         for name in list(self.pairs):
             if self.full(name) in mismatched:
                 for other in self.ties[tie_of(self.targets[name])]:
                     self.pairs.pop(other, None)
+
+    def _compare(self, tied: list[str]) -> None:
+        """Note the tied names whose values in the file are not the first one's."""
+        first = self.tensors[self.pairs[tied[0]]]
+        for name in tied[1:]:
+            if not _same(first, self.tensors[self.pairs[name]]):
+                self.report.mismatched[self.full(name)] = (
+                    f"tied to {plain(tied[0])} here, but the file has other values"
+                )
 
     def assign_rest(self) -> None:
         """Assign by shape and dtype what is left, where that leaves no choice.
@@ -528,8 +593,12 @@ class _Plan:
         here = self._missing_by_form()
         there = self._unexpected_by_form()
         forms = [form for form in here if form in there]
-        if choices := [form for form in forms if len(here[form]) + len(there[form]) > 2]:
-            lines = [f"{list(f[0])} {dtype_name(f[1])}: {shown(there[f])} -> {shown(here[f])}" for f in choices]
+        lines = []
+        for form in forms:
+            if len(here[form]) > 1 or len(there[form]) > 1:
+                shape, dtype = form
+                lines.append(f"{list(shape)} {dtype_name(dtype)}: {shown(there[form])} -> {shown(here[form])}")
+        if lines:
             raise StateError(
                 f"load_weights: positional=True is ambiguous, and no tensor was loaded: {shown(lines, str)}. "
                 f"Give rename={{old: new}} for these"
@@ -541,8 +610,10 @@ class _Plan:
             self.pairs[name] = old
             self.report.positional[self.full(name)] = old
             taken.add(id(self.tensors[old]))
-        paired = [names for names in self.ties.values() if any(name in self.pairs for name in names)]
-        found = {self.full(name) for names in paired for name in names}
+        found: set[str] = set()
+        for names in self.ties.values():
+            if any(name in self.pairs for name in names):
+                found.update(map(self.full, names))
         self.report.missing = [name for name in self.report.missing if name not in found]
         self.report.unexpected = [old for old in self.report.unexpected if id(self.tensors[old]) not in taken]
 
@@ -573,44 +644,63 @@ class _Plan:
         def left(old: str) -> str:
             return plain(old) + near(self.full(self.own[old]), free)
 
-        parts = report._line("missing", report.missing, wanted) + report._line("unexpected", report.unexpected, left)
-        parts += report._line("that does not fit", [*report.mismatched], report._mismatch)
-        return parts + ([told(self.others)] if self.others else [])
+        lines = report._line("missing", report.missing, wanted)
+        lines += report._line("unexpected", report.unexpected, left)
+        lines += report._line("that does not fit", [*report.mismatched], report._mismatch)
+        if self.others:
+            lines.append(told(self.others))
+        return lines
 
     def hint(self) -> str:
         """Which argument would make more names fit."""
         names = [self.own[old] for old in self.report.unexpected]
-        deeper: Counter[str] = Counter()
-        higher: Counter[str] = Counter()
-        wrappers: set[str] = set()
-        ends: dict[str, set[str]] = {}
-        for target in self.targets:
-            parts = target.split(".")
-            for cut in range(1, len(parts)):
-                ends.setdefault(".".join(parts[cut:]), set()).add(".".join(parts[:cut]))
+        total = f"{len(self.tensors):,}"
+        path, count = self._fits_below(names)
+        if count > len(self.pairs):
+            whole = ".".join(part for part in (self.prefix, path) if part)
+            return f"prefix={plain(whole)!r} would fit {count:,} of the {total} names"
+        path, count = self._fits_into(names)
+        if count > len(self.pairs):
+            return f"into={self.full(path)!r} would fit {count:,} of the {total} names"
+        wrappers = self._wrappers(names)
+        if not wrappers:
+            return "Give rename={old: new} where names have changed"
+        old = min(wrappers, key=lambda path: (path.count("."), path))
+        new = _without_wrappers(old.split("."))
+        return f"A wrapper has left its mark in the names: rename={{{plain(old)!r}: {plain(new)!r}}} would fit some"
+
+    def _fits_below(self, names: Iterable[str]) -> tuple[str, int]:
+        """The beginning of names without which the most of them would be names here, and how many."""
+        counts: Counter[str] = Counter()
         for name in names:
             cut = name.find(".")
             while cut >= 0:
-                deeper[name[:cut]] += name[cut + 1 :] in self.targets
+                counts[name[:cut]] += name[cut + 1 :] in self.targets
                 cut = name.find(".", cut + 1)
-            higher.update(ends.get(name, ()))
+        return _most_common(counts)
+
+    def _fits_into(self, names: Iterable[str]) -> tuple[str, int]:
+        """The path here below which the most names would be found, and how many."""
+        above: dict[str, set[str]] = {}  # the paths before an end of a name
+        for target in self.targets:
+            parts = target.split(".")
+            for cut in range(1, len(parts)):
+                end = ".".join(parts[cut:])
+                above.setdefault(end, set()).add(".".join(parts[:cut]))
+        counts: Counter[str] = Counter()
+        for name in names:
+            counts.update(above.get(name, ()))
+        return _most_common(counts)
+
+    def _wrappers(self, names: Iterable[str]) -> set[str]:
+        """The beginnings of names, to the last part by a wrapper, that would be names here without such parts."""
+        found: set[str] = set()
+        for name in names:
             parts = name.split(".")
-            if ".".join(part for part in parts if part not in WRAPPERS) in self.targets:
+            if _without_wrappers(parts) in self.targets:
                 last = max((i for i, part in enumerate(parts) if part in WRAPPERS), default=0)
-                wrappers.add(".".join(parts[: last + 1]))
-        fit = len(self.pairs)
-        best, count = max(deeper.items(), key=lambda item: (item[1], item[0]), default=("", 0))
-        if count > fit:
-            whole = ".".join(filter(None, (self.prefix, best)))
-            return f"prefix={plain(whole)!r} would fit {count:,} of the {len(self.tensors):,} names"
-        best, count = max(higher.items(), key=lambda item: (item[1], item[0]), default=("", 0))
-        if count > fit:
-            return f"into={self.full(best)!r} would fit {count:,} of the {len(self.tensors):,} names"
-        if wrappers:
-            old = min(wrappers, key=lambda path: (path.count("."), path))
-            new = ".".join(part for part in old.split(".") if part not in WRAPPERS)
-            return f"A wrapper has left its mark in the names: rename={{{plain(old)!r}: {plain(new)!r}}} would fit some"
-        return ""
+                found.add(".".join(parts[: last + 1]))
+        return found
 
     def copies(self) -> list[tuple[Tensor, Tensor]]:
         """The model's tensors, each with the one to copy over it."""
@@ -618,38 +708,63 @@ class _Plan:
 
     def copy(self, freeze: bool) -> None:
         """Copy the values; after an error everything is as it was."""
-        report = self.report
-        loaded = dict[str, None]()
+        loaded: dict[str, None] = {}
         for name, old in self.pairs.items():
-            source = self.tensors[old]
-            target = self.targets[name]
-            loaded.update(dict.fromkeys(self.full(each) for each in self.ties[tie_of(target)]))
-            if self.full(name) != old and self.full(name) not in report.positional:
-                report.renamed[self.full(name)] = old
-            if source.dtype != target.dtype:
-                report.casts[self.full(name)] = f"{dtype_name(source.dtype)} -> {dtype_name(target.dtype)}"
-            if not _is_finite(source):
-                report.non_finite.append(self.full(name))
-            elif source.dtype != target.dtype and not _is_finite(source.detach().to(target.dtype)):
-                report.overflowed.append(self.full(name))
-        report.loaded = list(loaded)
-        parameters = [(n, p) for n in self.pairs if isinstance(p := self.targets[n], nn.Parameter)] if freeze else []
-        report.frozen = list(dict.fromkeys(self.full(n) for _, p in parameters for n in self.ties[tie_of(p)]))
+            loaded.update(dict.fromkeys(self._tied(name)))
+            self._report(self.full(name), old, self.tensors[old], self.targets[name])
+        self.report.loaded = list(loaded)
+        parameters = []
+        if freeze:
+            parameters = [name for name in self.pairs if isinstance(self.targets[name], nn.Parameter)]
+        frozen: dict[str, None] = {}
+        for name in parameters:
+            frozen.update(dict.fromkeys(self._tied(name)))
+        self.report.frozen = list(frozen)
         _copy_all(self.copies())
-        for _, parameter in parameters:
+        for name in parameters:
+            parameter = self.targets[name]
             parameter.requires_grad_(False)
             parameter.grad = None  # else an optimizer would go on with it
+
+    def _tied(self, name: str) -> list[str]:
+        """The full names of a tensor here."""
+        return [self.full(each) for each in self.ties[tie_of(self.targets[name])]]
+
+    def _report(self, name: str, old: str, source: Tensor, target: Tensor) -> None:
+        """Note another name, another dtype, and values that are not finite."""
+        report = self.report
+        is_cast = source.dtype != target.dtype
+        if name != old and name not in report.positional:
+            report.renamed[name] = old
+        if is_cast:
+            report.casts[name] = f"{dtype_name(source.dtype)} -> {dtype_name(target.dtype)}"
+        if not _is_finite(source):
+            report.non_finite.append(name)
+        elif is_cast and not _is_finite(source.detach().to(target.dtype)):
+            report.overflowed.append(name)
+
+
+def _without_wrappers(parts: list[str]) -> str:
+    return ".".join(part for part in parts if part not in WRAPPERS)
+
+
+def _most_common(counts: Counter[str]) -> tuple[str, int]:
+    """The path with the largest count, and the last one in the alphabet of several."""
+    return max(counts.items(), key=lambda item: (item[1], item[0]), default=("", 0))
 
 
 def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copy each second tensor over its first one; after an error all first ones are as they were."""
     memory = {target.untyped_storage().data_ptr() for target, _ in pairs}
     # A source may be the memory of a target, such as when two layers change places.
-    pairs = [(t, s.clone() if s.untyped_storage().data_ptr() in memory else s) for t, s in pairs]
+    copies = []
+    for target, source in pairs:
+        shared = source.untyped_storage().data_ptr() in memory
+        copies.append((target, source.clone() if shared else source))
     kept: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         try:
-            for target, source in pairs:
+            for target, source in copies:
                 kept.append((target, target.detach().to("cpu", copy=True)))
                 target.copy_(source)
         except BaseException as error:
@@ -670,30 +785,39 @@ def _renamed(names: list[str], rename: Mapping[str, str]) -> dict[str, str]:
     for name in names:
         result[name] = name
         for old, new, pattern, dotted in rules:
-            match = pattern.fullmatch(name) or (pattern.fullmatch(f".{name}") if dotted else None)
+            match = pattern.fullmatch(name)
+            if match is None and dotted:
+                match = pattern.fullmatch(f".{name}")
             if match is not None:
                 result[name] = _filled(new, match.groups())
                 unused.pop(old, None)
                 break
-    for old in unused:
-        pattern = next(pattern for other, _, pattern, _ in rules if other == old)
-        if any(pattern.fullmatch(name) for name in names):
-            why = "fits only names that an entry before it renames"
-        else:
-            stems = {name.rsplit(".", up)[0] for name in names for up in range(name.count(".") + 1)}
-            why = f"fits no name{near(old, sorted(stems))}"
-        raise StateError(
-            f"load_weights: rename={{{old!r}: {rename[old]!r}}} {why}; "
-            f"the names are {shown(names) or 'none'}. Correct it, or leave it out"
-        )
+    for old, new, pattern, _ in rules:
+        if old in unused:
+            raise StateError(
+                f"load_weights: rename={{{old!r}: {new!r}}} {_why_unused(old, pattern, names)}; "
+                f"the names are {shown(names) or 'none'}. Correct it, or leave it out"
+            )
     return result
+
+
+def _why_unused(old: str, pattern: Pattern[str], names: list[str]) -> str:
+    """Why an entry renamed none of the names, in words."""
+    if any(pattern.fullmatch(name) for name in names):
+        return "fits only names that an entry before it renames"
+    stems: set[str] = set()
+    for name in names:
+        parts = name.split(".")
+        stems.update(".".join(parts[: end + 1]) for end in range(len(parts)))
+    return f"fits no name{near(old, sorted(stems))}"
 
 
 def _filled(new: str, groups: tuple[str, ...]) -> str:
     """The new name, with the texts that its stars stood for and the rest of the old name below it."""
     *texts, below = groups
     pieces = zip(new.split("*"), [*texts, ""], strict=True)
-    return ("".join(piece + text for piece, text in pieces) + below).removeprefix(".")
+    name = "".join(piece + text for piece, text in pieces)
+    return (name + below).removeprefix(".")
 
 
 def _rule(old: str, new: str) -> tuple[Pattern[str], bool]:
@@ -711,18 +835,22 @@ def _mismatch(source: Tensor, target: Tensor) -> str:
     """Why a tensor does not fit, or an empty string."""
     if source.shape != target.shape:
         return f"shape {tuple(source.shape)} in the file, {tuple(target.shape)} here"
-    if source.dtype != target.dtype:
-        floats = source.is_floating_point() and target.is_floating_point()
-        if not floats and not (source.is_complex() and target.is_complex()):
-            return f"dtype {dtype_name(source.dtype)} in the file, {dtype_name(target.dtype)} here"
-    return ""
+    if source.dtype == target.dtype:
+        return ""
+    if source.is_floating_point() and target.is_floating_point():
+        return ""
+    if source.is_complex() and target.is_complex():
+        return ""
+    return f"dtype {dtype_name(source.dtype)} in the file, {dtype_name(target.dtype)} here"
 
 
 def _by_form(names: list[str], tensors: Mapping[str, Tensor]) -> dict[Form, list[str]]:
     """The names of tensors of each shape and dtype."""
     found: dict[Form, list[str]] = {}
     for name in names:
-        found.setdefault((tuple(tensors[name].shape), tensors[name].dtype), []).append(name)
+        tensor = tensors[name]
+        form = (tuple(tensor.shape), tensor.dtype)
+        found.setdefault(form, []).append(name)
     return found
 
 
@@ -733,8 +861,12 @@ def dtype_name(dtype: Any) -> str:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape have the same bits."""
-    if one is other or one.dtype != other.dtype or one.numel() == 0:
-        return one is other or one.dtype == other.dtype
+    if one is other:
+        return True
+    if one.dtype != other.dtype:
+        return False
+    if one.numel() == 0:
+        return True
     return torch.equal(raw(one.detach().cpu()), raw(other.detach().cpu()))
 
 
@@ -757,7 +889,7 @@ def _read(source: Path_ | BinaryIO | Mapping[str, Tensor] | Manifest, which: str
         path = Path(source)
         if os.path.lexists(path / MANIFEST):
             manifest = storage.read_manifest(path)
-            return _from_checkpoint(manifest, which, "" if own else measured_by(manifest)[0])
+            return _from_checkpoint(manifest, which, _word(manifest, own))
         return _from_run(path, which, own)
     if which is not None:
         raise StateError(f"load_weights: which={which!r} is for checkpoints that hold several models. Leave it out")
@@ -776,13 +908,18 @@ def _read(source: Path_ | BinaryIO | Mapping[str, Tensor] | Manifest, which: str
     return _Found("a stream", _unpacked(_stream(source), "a stream"))
 
 
+def _word(manifest: Manifest, own: bool) -> str:
+    """The word in the files of the measured weights; empty for the models' own."""
+    return "" if own else measured_by(manifest)[0]
+
+
 def _from_run(path: Path, which: str | None, own: bool) -> _Found:
     """The newest checkpoint of a run whose weights verify."""
     manifests = storage.listing(path)
     problems: dict[Path, Exception] = dict(manifests.problems)
     for manifest in manifests:
         try:
-            found = _from_checkpoint(manifest, which, "" if own else measured_by(manifest)[0])
+            found = _from_checkpoint(manifest, which, _word(manifest, own))
         except CorruptCheckpointError as error:
             problems[manifest.path] = error
         else:
