@@ -68,12 +68,13 @@ class Modes(Part):
     def switch(self, mode: str) -> None:
         """Switch the ones in the other mode, for good."""
         for name, optimizer in self.optimizers.items():
-            if self._now.get(name) != mode:
-                with torch.no_grad():
-                    before = _plain(vars(optimizer))
-                    getattr(optimizer, mode)()
-                self._attributes[name] |= _changed(before, vars(optimizer))
-                self._now[name] = mode
+            if self._now.get(name) == mode:
+                continue
+            with torch.no_grad():
+                before = _plain(vars(optimizer))
+                getattr(optimizer, mode)()
+            self._attributes[name] |= _changed(before, vars(optimizer))
+            self._now[name] = mode
 
     @contextmanager
     def in_place(self, replaced: Replaced, stays: bool) -> Iterator[None]:
@@ -83,11 +84,10 @@ class Modes(Part):
             replaced: `Weights.replaced` of the models.
             stays: ``train()`` is called at the end, as in a loop by hand. Else all is then as it was, bit for bit.
         """
-        forms = [
-            _Form(optimizer, self._still[name], lend=not stays)
-            for name, optimizer in self.optimizers.items()
-            if self._now.get(name) != EVAL
-        ]
+        forms = []
+        for name, optimizer in self.optimizers.items():
+            if self._now.get(name) != EVAL:
+                forms.append(_Form(optimizer, self._still[name], lend=not stays))
         modes = dict(self._now)
         evaluated = dict.fromkeys(self.optimizers, EVAL)
         first = [True]
@@ -149,22 +149,23 @@ class Modes(Part):
         """Return the mode of each that was switched, with the attributes that a switch changes."""
         if not self.optimizers:
             return None
-        return {
-            name: {
-                "mode": mode,
-                "attributes": {key: vars(optimizer).get(key) for key in sorted(self._attributes[name])},
-            }
-            for name, optimizer in self.optimizers.items()
-            if (mode := self._now.get(name)) is not None
-        }
+        saved = {}
+        for name, optimizer in self.optimizers.items():
+            mode = self._now.get(name)
+            if mode is not None:
+                changed = sorted(self._attributes[name])
+                attributes = {key: vars(optimizer).get(key) for key in changed}
+                saved[name] = {"mode": mode, "attributes": attributes}
+        return saved
 
     def problems(self, saved: Any, allow: Collection[str] = ()) -> list[str]:
         """List what is not as `saved` makes it."""
-        return [
-            f"{self.name}.{name} is no mode of an optimizer"
-            for name, each in saved.items()
-            if each.get("mode") not in (TRAIN, EVAL) or not isinstance(each.get("attributes"), Mapping)
-        ]
+        problems = []
+        for name, each in saved.items():
+            is_mode = each.get("mode") in (TRAIN, EVAL)
+            if not is_mode or not isinstance(each.get("attributes"), Mapping):
+                problems.append(f"{self.name}.{name} is no mode of an optimizer")
+        return problems
 
     def load(self, saved: Any) -> Callable[[], None]:
         """Take over in which form the weights of a state are; return the undo."""
@@ -228,12 +229,14 @@ class _Form(Swapped):
         seen: set[Any] = set()
         for holder, before in self._before:
             changed = _changed(before, holder, self._versions)
-            back = changed | {key for lent, key in self._lent if lent is holder}
-            self.cells += [(holder, key, before.get(key, MISSING)) for key in back]
+            lent = {key for lender, key in self._lent if lender is holder}
+            for key in changed | lent:
+                self.cells.append((holder, key, before.get(key, MISSING)))
             moved |= changed
             seen |= {key for key, value in before.items() if isinstance(value, Tensor)}
         self._still |= seen - moved
-        for place in _places(self._optimizer)[len(self._places) :]:
+        new = _places(self._optimizer)[len(self._places) :]
+        for place in new:
             self.cells.append((self._optimizer.state, place, MISSING))
         self._before.clear()
 
@@ -272,8 +275,12 @@ def _places(optimizer: Any) -> list[Any]:
 def _plain(holder: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the plain values of a mapping; of options and states, copies of lists of such, too."""
     kept: dict[Any, Any] = {key: value for key, value in holder.items() if isinstance(value, PLAIN)}
-    for key, value in holder.items() if "param_groups" not in holder else ():
-        if isinstance(value, (list, tuple)) and key != "params" and all(isinstance(each, PLAIN) for each in value):
+    if "param_groups" in holder:  # the attributes of an optimizer
+        return kept
+    for key, value in holder.items():
+        if key == "params" or not isinstance(value, (list, tuple)):
+            continue
+        if all(isinstance(each, PLAIN) for each in value):
             kept[key] = copy.deepcopy(value)
     return kept
 
@@ -283,17 +290,27 @@ def _changed(
 ) -> set[Any]:
     """Return the keys of a mapping whose plain values are others than before."""
     now = _plain(holder)
-    pairs = {key: (before.get(key, MISSING), now.get(key, MISSING)) for key in (*before, *now)}
-    return {key for key, (was, is_) in pairs.items() if not _same(was, is_, versions)}
+    changed = set()
+    for key in {**before, **now}:
+        if not _same(before.get(key, MISSING), now.get(key, MISSING), versions):
+            changed.add(key)
+    return changed
 
 
 def _same(before: Any, now: Any, versions: Mapping[int, int]) -> bool:
     if isinstance(before, Tensor) and isinstance(now, Tensor):
-        if versions.get(id(now), now._version) != now._version or before.shape != now.shape:
-            return False
-        return torch.equal(sharded.part(before), sharded.part(now))  # host sync: once, to know what a switch changes
+        return _same_tensor(before, now, versions)
     if type(before) is not type(now):
         return False
     if isinstance(before, (list, tuple)):
-        return len(before) == len(now) and all(_same(*each, versions) for each in zip(before, now, strict=True))
+        if len(before) != len(now):
+            return False
+        return all(_same(*each, versions) for each in zip(before, now, strict=True))
     return before is now or bool(before == now)
+
+
+def _same_tensor(before: Tensor, now: Tensor, versions: Mapping[int, int]) -> bool:
+    known = versions.get(id(now), now._version)
+    if known != now._version or before.shape != now.shape:
+        return False
+    return torch.equal(sharded.part(before), sharded.part(now))  # host sync: once, to know what a switch changes

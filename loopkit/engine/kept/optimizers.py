@@ -57,19 +57,30 @@ class OptimizerPart:
         Raises:
             StateError: It holds a key that is an address or id of a parameter, which no other process has.
         """
-        state: dict[str, Any] = objects.taken_apart(dict(self.optimizer.state_dict()), _package(self.optimizer))
+        own = dict(self.optimizer.state_dict())
+        state: dict[str, Any] = objects.taken_apart(own, _package(self.optimizer))
         self._check_keys(state)
         saved = {"class": type(self.optimizer).__name__, **state}
-        if drawn := {path: generators.state_of(each) for path, each in own_generators(self.optimizer)}:
+        drawn = self._drawn()
+        if drawn:
             saved[GENERATORS] = drawn
         return saved
 
+    def _drawn(self) -> dict[str, Any]:
+        """Return the states of its own random generators."""
+        return {path: generators.state_of(each) for path, each in own_generators(self.optimizer)}
+
     def _check_keys(self, state: Mapping[str, Any]) -> None:
-        params = [p for p in params_of(self.optimizer) if not is_lazy(p)]
-        foreign = {id(p) for p in params} | {p.data_ptr() for p in params if not sharded.is_sharded(p)}
-        foreign.discard(0)
+        of_this_process = set()
+        for param in params_of(self.optimizer):
+            if is_lazy(param):
+                continue
+            of_this_process.add(id(param))
+            if not sharded.is_sharded(param):
+                of_this_process.add(param.data_ptr())
+        of_this_process.discard(0)
         for path, key in _keys(state, f"optimizers.{self.name}"):
-            if type(key) is int and key in foreign:
+            if type(key) is int and key in of_this_process:
                 raise StateError(
                     f"{path} has the key {key}, the id or address of a parameter ({_class(self.optimizer)}): another "
                     f"process has another one, so the state could not be loaded. Save the weights only, "
@@ -81,25 +92,30 @@ class OptimizerPart:
         here = type(self.optimizer).__name__
         if saved["class"] != here:
             return [f"optimizer {self.name!r}: {saved['class']} in the state, {here} here"]
-        if unknown := objects.problems(saved, _package(self.optimizer)):
+        unknown = objects.problems(saved, _package(self.optimizer))
+        if unknown:
             return [f"optimizer {self.name!r}: {each}" for each in unknown]
         if "param_groups" not in saved:
             return []  # of a wrapper with a form of its own
-        sizes = _sizes(saved["param_groups"]), _sizes(self.optimizer.param_groups)
-        if sizes[0] != sizes[1]:
-            return [f"optimizer {self.name!r}: parameters per group {sizes[0]} in the state, {sizes[1]} here"]
+        before = _sizes(saved["param_groups"])
+        now = _sizes(self.optimizer.param_groups)
+        if before != now:
+            return [f"optimizer {self.name!r}: parameters per group {before} in the state, {now} here"]
         return first(f"entries of optimizer {self.name!r} that do not fit", self._entries(saved))
 
     def _entries(self, saved: Mapping[str, Any]) -> list[str]:
         """Return the problems in an optimizer's groups and state that it could not resume with."""
         problems = []
-        for index, (own, group) in enumerate(zip(self._own_groups(), saved["param_groups"], strict=True)):
+        groups = zip(self._own_groups(), saved["param_groups"], strict=True)
+        for index, (own, group) in enumerate(groups):
             problems += _group_entries(index, own, group)
-        if is_of_torch(self.optimizer) and type(self.optimizer).__name__ != "LBFGS":
-            shaped = type(self.optimizer).__name__ != "Adafactor"
-            params = params_of(self.optimizer)
-            for index, values in saved["state"].items():
-                problems += _state_entries(index, values, params[index], shaped)
+        kind = type(self.optimizer).__name__
+        if not is_of_torch(self.optimizer) or kind == "LBFGS":
+            return problems
+        shaped = kind != "Adafactor"
+        params = params_of(self.optimizer)
+        for index, values in saved["state"].items():
+            problems += _state_entries(index, values, params[index], shaped)
         return problems
 
     def _own_groups(self) -> Sequence[Mapping[str, Any]]:
@@ -108,7 +124,9 @@ class OptimizerPart:
         if is_of_torch(self.optimizer):
             return groups
         own: Sequence[Mapping[str, Any]] = self.optimizer.state_dict().get("param_groups", groups)
-        return own if _sizes(own) == _sizes(groups) else groups
+        if _sizes(own) != _sizes(groups):
+            return groups
+        return own
 
     def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
         """Put a saved form back, with the types that it was saved with; return the undo.
@@ -116,15 +134,7 @@ class OptimizerPart:
         A value that ``load_state_dict`` changes for good is named once.
         """
         undo = self._undo()
-        apart = ("class", "state", GENERATORS)
-        own = {key: self._made(value) for key, value in saved.items() if key not in apart}
-        if "param_groups" in own:
-            groups = zip(own["param_groups"], self.optimizer.param_groups, strict=True)
-            own["param_groups"] = [_with_members(*each) for each in groups]
-        if isinstance(saved.get("state"), Mapping):
-            own["state"] = {key: self._sharded(key, self._made(each, key)) for key, each in saved["state"].items()}
-        elif "state" in saved:
-            own["state"] = saved["state"]
+        own = self._to_load(saved)
         try:
             self.optimizer.load_state_dict(copy.copy(own))
             self._put_generators(saved.get(GENERATORS, {}))
@@ -137,32 +147,50 @@ class OptimizerPart:
             self._compare(own)
         return undo
 
+    def _to_load(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the argument of ``load_state_dict`` for a saved form."""
+        apart = ("class", "state", GENERATORS)
+        own = {key: self._made(value) for key, value in saved.items() if key not in apart}
+        if "param_groups" in own:
+            groups = zip(own["param_groups"], self.optimizer.param_groups, strict=True)
+            own["param_groups"] = [_with_members(*each) for each in groups]
+        if "state" not in saved:
+            return own
+        state = saved["state"]
+        if isinstance(state, Mapping):
+            state = {key: self._sharded(key, self._made(each, key)) for key, each in state.items()}
+        own["state"] = state
+        return own
+
     def _put_generators(self, states: Mapping[str, Any]) -> None:
         for path, generator in own_generators(self.optimizer):
             if path in states:
                 generators.put_state(generator, states[path])
 
     def _restore_types(self, saved: Mapping[str, Any]) -> None:
-        params, state = params_of(self.optimizer), self.optimizer.state
+        state = self.optimizer.state
+        params = params_of(self.optimizer)
         for key, values in saved.get("state", {}).items():
-            place = params[key] if type(key) is int and 0 <= key < len(params) else key
+            param = _numbered(params, key)
+            place = key if param is None else param
             if place in state:
                 device = place.device if isinstance(place, Tensor) else None
                 state[place] = _restored(state[place], values, device)
 
     def _made(self, saved: Any, key: Any = None) -> Any:
         """Make the objects in a saved form again; their tensors are where the parameter of this number is."""
-        params = params_of(self.optimizer)
-        device = params[key].device if type(key) is int and 0 <= key < len(params) else None
-        return objects.put_together(
-            saved, _package(self.optimizer), lambda tensor: tensor if device is None else tensor.to(device)
-        )
+        param = _numbered(params_of(self.optimizer), key)
+
+        def place(tensor: Tensor) -> Tensor:
+            return tensor if param is None else tensor.to(param.device)
+
+        return objects.put_together(saved, _package(self.optimizer), place)
 
     def _sharded(self, key: Any, values: Any) -> Any:
-        params = params_of(self.optimizer)
-        if type(key) is not int or not 0 <= key < len(params) or not isinstance(values, Mapping):
+        param = _numbered(params_of(self.optimizer), key)
+        if param is None or not isinstance(values, Mapping):
             return values
-        return {name: sharded.like_parameter(value, params[key]) for name, value in values.items()}
+        return {name: sharded.like_parameter(value, param) for name, value in values.items()}
 
     def _compare(self, saved: Mapping[str, Any]) -> None:
         """Name what an optimizer of another package has not taken back as it was saved."""
@@ -177,7 +205,7 @@ class OptimizerPart:
     def _undo(self) -> Callable[[], None]:
         """Return a function that restores the optimizer's current attributes and options."""
         optimizer = self.optimizer
-        drawn = {path: generators.state_of(each) for path, each in own_generators(optimizer)}
+        drawn = self._drawn()
         attributes = dict(vars(optimizer))
         groups = [dict(group) for group in optimizer.param_groups]
 
@@ -192,6 +220,13 @@ class OptimizerPart:
         return undo
 
 
+def _numbered(params: Sequence[Tensor], key: Any) -> Tensor | None:
+    """The parameter of this number; None if the key is none."""
+    if type(key) is not int or not 0 <= key < len(params):
+        return None
+    return params[key]
+
+
 def malformed(where: str, saved: Mapping[str, Any]) -> list[str]:
     """List what in a saved form is not as `OptimizerPart.saved` makes it, whatever the optimizer."""
     problems = wrong(where, saved, {"class": TEXT})
@@ -200,17 +235,21 @@ def malformed(where: str, saved: Mapping[str, Any]) -> list[str]:
     problems = wrong(where, saved, {"state": MAPPING, "param_groups": LIST})
     if problems:
         return problems
+    known: list[int] = []
     for index, group in enumerate(saved["param_groups"]):
-        problems += wrong(f"{where}.param_groups[{index}]", group, {"params": COUNTS})
+        of_group = wrong(f"{where}.param_groups[{index}]", group, {"params": COUNTS})
+        problems += of_group
+        if not of_group:
+            known += group["params"]
     if problems:
         return problems
-    known = [index for group in saved["param_groups"] for index in group["params"]]
     if known != list(range(len(known))):
         problems.append(f"{where}.param_groups do not number the parameters from 0 on")
     for index, values in saved["state"].items():
         if isinstance(index, str):
             continue  # of all parameters together, as some optimizers count their steps
-        if type(index) is not int or not 0 <= index < len(known) or not isinstance(values, Mapping):
+        is_known = type(index) is int and 0 <= index < len(known)
+        if not is_known or not isinstance(values, Mapping):
             problems.append(f"{where}.state[{shown(index)}] is {shown(values)}, not a mapping for a parameter")
     return problems
 
@@ -272,16 +311,24 @@ def _state_entries(index: int, values: Mapping[str, Any], param: Tensor, shaped:
     problems = []
     for key, value in values.items():
         where = f"state[{index}][{key!r}]"
-        if not isinstance(value, Tensor):
-            if not is_number(value) and not (key == "momentum_buffer" and value is None):
-                problems.append(f"{where} is {shown(value)}, not a tensor or a number")
-        elif value.numel() == 1 != param.numel():
+        if isinstance(value, Tensor):
+            problems += _tensor_of_state(where, value, param, shaped)
+        elif value is None and key == "momentum_buffer":
             continue
-        elif shaped and value.numel() != 1 and value.shape != param.shape:
-            problems.append(f"{where} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
-        elif value.is_floating_point() != param.is_floating_point() or value.is_complex() != param.is_complex():
-            problems.append(f"{where} is of {value.dtype}, the parameter of {param.dtype}")
+        elif not is_number(value):
+            problems.append(f"{where} is {shown(value)}, not a tensor or a number")
     return problems
+
+
+def _tensor_of_state(where: str, value: Tensor, param: Tensor, shaped: bool) -> list[str]:
+    is_scalar = value.numel() == 1
+    if is_scalar and param.numel() != 1:
+        return []
+    if shaped and not is_scalar and value.shape != param.shape:
+        return [f"{where} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}"]
+    if value.is_floating_point() != param.is_floating_point() or value.is_complex() != param.is_complex():
+        return [f"{where} is of {value.dtype}, the parameter of {param.dtype}"]
+    return []
 
 
 def _alike(key: str, own: Any, saved: Any) -> bool:
@@ -289,10 +336,14 @@ def _alike(key: str, own: Any, saved: Any) -> bool:
     if key in FLAGS or isinstance(own, bool):
         return saved is None or isinstance(saved, bool)
     if isinstance(own, (tuple, list)) and isinstance(saved, (tuple, list)):
-        return len(own) == len(saved) and all(_alike(key, *each) for each in zip(own, saved, strict=True))
+        if len(own) != len(saved):
+            return False
+        return all(_alike(key, *each) for each in zip(own, saved, strict=True))
     if own is None or saved is None:
         return not isinstance(saved, (Mapping, list))
-    return is_number(saved) if is_number(own) else isinstance(saved, type(own))
+    if is_number(own):
+        return is_number(saved)
+    return isinstance(saved, type(own))
 
 
 def _with_members(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,7 +351,9 @@ def _with_members(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str,
     made = dict(saved)
     for key, value in saved.items():
         now = own.get(key)
-        if isinstance(now, Enum) and isinstance(now, type(value)) and not isinstance(value, Enum):
+        if isinstance(value, Enum) or not isinstance(now, Enum):
+            continue
+        if isinstance(now, type(value)):
             made[key] = type(now)(value)
     return made
 
@@ -336,7 +389,9 @@ def _restored(now: Any, saved: Any, device: torch.device | None) -> Any:
         if type(now) is not type(saved) or len(now) != len(saved):
             return _placed(saved, device)
         items = [_restored(*each, device) for each in zip(now, saved, strict=True)]
-        return deque(items, saved.maxlen) if isinstance(saved, deque) else type(saved)(items)
+        if isinstance(saved, deque):
+            return deque(items, saved.maxlen)
+        return type(saved)(items)
     return saved
 
 
@@ -385,9 +440,12 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same dtype, shape and bits; they may be on two devices."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    if within := objects.tensors_within(one):
+    within = objects.tensors_within(one)
+    if within:
         others = objects.tensors_within(other)
-        return within.keys() == others.keys() and all(same_bits(within[name], others[name]) for name in within)
+        if within.keys() != others.keys():
+            return False
+        return all(same_bits(within[name], others[name]) for name in within)
     if one.layout is not torch.strided or other.layout is not torch.strided:
         return True
     return torch.equal(raw(one.detach().cpu()), raw(other.detach().cpu()))
@@ -396,8 +454,9 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def _shown(value: Any) -> str:
     if value is MISSING:
         return "missing"
-    if isinstance(value, Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        one = value.numel() == 1 and not objects.tensors_within(value)
-        return f"{dtype} {value.item()}" if one else f"a tensor of {dtype} {tuple(value.shape)}"
-    return shown(value)
+    if not isinstance(value, Tensor):
+        return shown(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    if value.numel() == 1 and not objects.tensors_within(value):
+        return f"{dtype} {value.item()}"
+    return f"a tensor of {dtype} {tuple(value.shape)}"

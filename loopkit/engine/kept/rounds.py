@@ -6,7 +6,7 @@ it begins with the random generators, metrics and counters that it began with at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ LARGE = 1 << 20
 """Bytes from which a value of `once` is named by its digest, so that it is written once and not in each checkpoint."""
 PLAIN_MODULES = ("builtins", "collections", "functools")
 """Modules of Python whose objects, such as lists, functions and partials, hold what the user's code gave them."""
+STATE_METHODS = ("state_dict", "load_state_dict")
 MOMENT: dict[str, Kind] = {"generators": MAPPING, "own": MAPPING, "metrics": NUMBERS, "progress": MAPPING}
 VALUE: dict[str, Kind] = {
     "round": COUNT,
@@ -135,8 +136,10 @@ class Round:
         if not isinstance(objects, Mapping):
             raise PhaseError(f'rounds(state={type(objects).__name__}): give a mapping of names, state={{"env": env}}')
         for name, each in objects.items():
-            methods = [word for word in ("state_dict", "load_state_dict") if callable(getattr(each, word, None))]
-            if not generators.is_generator(each) and len(methods) < 2:
+            if generators.is_generator(each):
+                continue
+            methods = [word for word in STATE_METHODS if callable(getattr(each, word, None))]
+            if len(methods) < 2:
                 lacks = half_a_state(methods) if methods else "is no random generator and has no state_dict"
                 raise PhaseError(f"rounds(state=...): {name!r} ({type(each).__name__}) {lacks}")
 
@@ -149,17 +152,23 @@ class Round:
         known = {id(each) for each in self._own.values()}
         for root, owner in roots.items():
             for found in walk(owner):
-                if generators.is_generator(found.value) and id(found.value) not in known:
-                    known.add(id(found.value))
-                    self._own[f"{root}.{found.path}"] = found.value
+                value = found.value
+                if generators.is_generator(value) and id(value) not in known:
+                    known.add(id(value))
+                    self._own[f"{root}.{found.path}"] = value
 
     def _find_in(self, name: str, make: Callable[..., Any]) -> None:
         """Keep the random generators that the function of a value closes over or names, from where they were saved."""
         known = {id(each) for each in self._own.values()}
-        is_open = lambda found: id(found.value) not in known and _is_open(found)  # noqa: E731
-        for found in walk(make, enter=is_open, held_by=held_in_code):
+
+        def enter(found: Found) -> bool:
+            return id(found.value) not in known and _is_open(found)
+
+        for found in walk(make, enter=enter, held_by=held_in_code):
             value = found.value
-            if not generators.is_generator(value) or id(value) in known or generators.is_global(value):
+            if not generators.is_generator(value) or generators.is_global(value):
+                continue
+            if id(value) in known:
                 continue
             path = f"once.{name}.{found.path}"
             self._own[path] = value
@@ -172,21 +181,29 @@ class Round:
 
     def _look(self, since: Moment | None = None) -> Moment:
         """Return the moment; of generators and objects only those that have moved since another one."""
-        now = {name: _state_of(each) for name, each in self._own.items()}
-        moment = Moment(generators.save(), now, dict(self._metrics), asdict(self._progress))
+        moment = Moment(
+            generators=generators.save(),
+            own=self._own_states(),
+            metrics=dict(self._metrics),
+            progress=asdict(self._progress),
+        )
         if since is not None:
             moment.generators = _moved(since.generators, moment.generators)
             moment.own = _moved(since.own, moment.own)
         return moment
 
+    def _own_states(self) -> dict[str, Any]:
+        return {name: _state_of(each) for name, each in self._own.items()}
+
     def _put(self, moment: Moment) -> None:
         if moment.generators:
-            generators.restore({**generators.save(), **moment.generators})
-        self._put_own(moment)
+            now = generators.save()
+            generators.restore({**now, **moment.generators})
+        self._put_own(moment.own)
         self._put_numbers(moment)
 
-    def _put_own(self, moment: Moment) -> None:
-        for name, state in moment.own.items():
+    def _put_own(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
             if name in self._own:
                 _load(self._own[name], state)
 
@@ -200,25 +217,30 @@ class Round:
 
     def begin(self, saved: Any | None) -> None:
         """Start with the values of `once` that a state holds; the round itself is begun by `begin_round`."""
-        held = {} if saved is None else saved["values"]
-        self._values = {name: Value.of(each) for name, each in held.items()}
-        self._left = {} if saved is None else dict(saved["now"])
-        self._begun = self._replay = None
+        self._forget()
+        if saved is not None:
+            self._values = {name: Value.of(each) for name, each in saved["values"].items()}
+            self._left = dict(saved["now"])
 
     def end(self, error: BaseException | None) -> None:
         """End with the fit."""
-        self._begun = self._replay = None
-        self._values = {}
+        self._forget()
         self._own = {}
+
+    def _forget(self) -> None:
+        self._begun = None
+        self._replay = None
+        self._values = {}
         self._left = {}
 
     def put_now(self, saved: Mapping[str, Any]) -> None:
         """Put the loop's own objects and generators where they were at a save between two rounds."""
-        self._put_own(Moment({}, saved["now"], {}, {}))
+        self._put_own(saved["now"])
 
     def begin_round(self, number: int, whole: bool = True) -> None:
         """A round begins; `whole`: from its first line."""
-        self._begun = Begun(number, self._look() if whole else None)
+        begin = self._look() if whole else None
+        self._begun = Begun(number, begin)
 
     def replay(self, saved: Mapping[str, Any], number: int, opened: bool, put_back: Callable[[], None]) -> None:
         """The round of a state is run again, with all as it was when the round began."""
@@ -257,11 +279,13 @@ class Round:
 
     def end_turn(self, over: bool) -> None:
         """An epoch of the round has ended; `over`: so has its ``phase_end``."""
-        if (begun := self._begun) is not None:
-            if begun.ending:
-                begun.turns.pop()
-            begun.turns.append(self._look(begun.turn))
-            begun.ending = not over
+        begun = self._begun
+        if begun is None:
+            return
+        if begun.ending:
+            begun.turns.pop()
+        begun.turns.append(self._look(begun.turn))
+        begun.ending = not over
 
     def end_round(self) -> None:
         """The round is complete; values of earlier rounds are forgotten."""
@@ -295,8 +319,11 @@ class Round:
     def _made(self, name: str, make: Callable[..., Any], before: Value | None) -> Value:
         assert self._begun is not None
         begin = self._look()
-        given = () if not _takes_one(make) else (None if before is None else unpack(before.packed),)
-        packed = pack(make(*given), f"what rounds.once({name!r}) made")
+        if _takes_one(make):
+            made = make(None if before is None else unpack(before.packed))
+        else:
+            made = make()
+        packed = pack(made, f"what rounds.once({name!r}) made")
         named = digest(packed) if nbytes(packed) >= LARGE else None
         return Value(self._begun.number, packed, self._look(begin), named)
 
@@ -307,11 +334,15 @@ class Round:
         if self._replay is not None:
             return self._replay.saved
         values = {name: each.saved() for name, each in self._values.items()}
+        now = self._own_states()
         begun = self._begun
-        now = {name: _state_of(each) for name, each in self._own.items()}
         if begun is None or begun.begin is None:
-            return {"begin": None, "turns": [], "values": values, "now": now} if values or now else None
-        turns = [*begun.turns[:-1], self._look(begun.turn)] if begun.ending else begun.turns
+            if not values and not now:
+                return None
+            return {"begin": None, "turns": [], "values": values, "now": now}
+        turns = begun.turns
+        if begun.ending:
+            turns = [*turns[:-1], self._look(begun.turn)]
         return {
             "begin": vars(begun.begin),
             "turns": [vars(each) for each in turns],
@@ -325,32 +356,44 @@ class Round:
         found = wrong(cls.name, saved, {"turns": LIST, "values": MAPPING, "now": MAPPING})
         if found:
             return found
-        moments = [saved.get("begin"), *saved["turns"]] if saved.get("begin") is not None else []
+        begin = saved.get("begin")
+        moments = [] if begin is None else [begin, *saved["turns"]]
         for moment in moments:
             found += wrong(f"{cls.name} of a moment", moment, MOMENT, more=False)
         for name, value in saved["values"].items():
-            found += wrong(f"{cls.name}.values.{name}", value, VALUE) or wrong(
-                f"{cls.name}.values.{name}.after", value["after"], MOMENT, more=False
-            )
+            where = f"{cls.name}.values.{name}"
+            of_value = wrong(where, value, VALUE)
+            if not of_value:
+                of_value = wrong(f"{where}.after", value["after"], MOMENT, more=False)
+            found += of_value
         return found
 
     @staticmethod
     def share(saved: list[Any], rank: int, size: int) -> Any:
         """Return the share of a process: its own; with more processes than saved, another one's without generators."""
-        own = saved[rank % len(saved)]
-        if len(saved) != size and own["values"]:
+        before = len(saved)
+        taken = rank % before
+        own = saved[taken]
+        if before != size and own["values"]:
             warn(
-                f"the round was saved by {len(saved)} processes, and there are {size} now: process {rank} takes the "
-                f"values of rounds.once that process {rank % len(saved)} had"
+                f"the round was saved by {before} processes, and there are {size} now: process {rank} takes the "
+                f"values of rounds.once that process {taken} had"
             )
-        if rank < len(saved) or own["begin"] is None:
+        if rank < before or own["begin"] is None:
             return own
-        moments = [{**each, "generators": {}, "own": {}} for each in (own["begin"], *own["turns"])]
-        values = {
-            name: {**each, "after": {**each["after"], "generators": {}, "own": {}}}
-            for name, each in own["values"].items()
+        values = {name: {**each, "after": _for_another(each["after"])} for name, each in own["values"].items()}
+        return {
+            **own,
+            "begin": _for_another(own["begin"]),
+            "turns": [_for_another(each) for each in own["turns"]],
+            "values": values,
+            "now": {},
         }
-        return {**own, "begin": moments[0], "turns": moments[1:], "values": values, "now": {}}
+
+
+def _for_another(moment: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved moment for another process than the one that saved it: generators stay as they are there."""
+    return {**moment, "generators": {}, "own": {}}
 
 
 def _is_open(found: Found) -> bool:
@@ -376,30 +419,34 @@ def _load(value: Any, state: Any) -> None:
 
 
 def _moved(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: state for name, state in now.items() if name not in before or not alike(before[name], state)}
+    """Return the states that are new or others than before."""
+
+    def has_moved(name: str) -> bool:
+        return name not in before or not alike(before[name], now[name])
+
+    return {name: state for name, state in now.items() if has_moved(name)}
 
 
 def alike(one: Any, other: Any) -> bool:
     """Whether two states are equal: numbers, strings, containers, and tensors by type and bits."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one is other or _equal(one, other)
     if isinstance(one, Tensor) or isinstance(other, Tensor):
-        both = isinstance(one, Tensor) and isinstance(other, Tensor)
-        return both and (one is other or (one.dtype == other.dtype and one.shape == other.shape and _equal(one, other)))
+        return False
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(alike(each, other[key]) for key, each in one.items())
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and _all_alike(one, other)
+        return len(one) == len(other) and all(map(alike, one, other))
     return bool(one == other)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
     if one.layout is torch.strided and torch.equal(one, other):
         return True
     name = digest(one)  # by bits: nan is equal to itself
     return name is not None and name == digest(other)
-
-
-def _all_alike(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    return all(alike(*each) for each in zip(one, other, strict=True))
 
 
 def _takes_one(make: Callable[..., Any]) -> bool:
@@ -410,5 +457,7 @@ def _takes_one(make: Callable[..., Any]) -> bool:
         taken = signature(make).parameters.values()
     except (TypeError, ValueError):
         return False
-    by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    return [each.default for each in taken if each.kind in by_place][:1] == [Parameter.empty]
+    for each in taken:
+        if each.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            return each.default is Parameter.empty
+    return False

@@ -97,17 +97,33 @@ FREE = {
 REPLAYED = (ITERATOR, ITERABLE)
 """Kinds of which a position in mid-epoch can only be reached by making the batches before it again."""
 
+
+def _are_states(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_state, value.values()))
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.uint8
+
+
+def _is_held(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return isinstance(value.get("generators"), Mapping) and isinstance(value.get("states"), Mapping)
+
+
+def _is_place(value: Any) -> bool:
+    if not is_plain(value):
+        return False
+    is_count = COUNT[1]
+    return is_count(value.get("epoch")) and is_count(value.get("position"))
+
+
 KIND: Kind = ("a kind of position", lambda v: v in UNSAFE)
 FACTS: Kind = ("facts about data", lambda v: is_plain(v) and type(v.get("class")) is str)
-STATES: Kind = (
-    "states of generators",
-    lambda v: isinstance(v, Mapping) and all(isinstance(t, Tensor) and t.dtype == torch.uint8 for t in v.values()),
-)
-HELD: Kind = (
-    "the generators and states that data holds",
-    lambda v: isinstance(v, Mapping) and all(isinstance(v.get(k), Mapping) for k in ("generators", "states")),
-)
-PLACE: Kind = ("a place in an epoch", lambda v: is_plain(v) and all(COUNT[1](v.get(k)) for k in ("epoch", "position")))
+STATES: Kind = ("states of generators", _are_states)
+HELD: Kind = ("the generators and states that data holds", _is_held)
+PLACE: Kind = ("a place in an epoch", _is_place)
 
 _resumed: WeakKeyDictionary[ResumableSampler, tuple[int, int, int]] = WeakKeyDictionary()
 """The epoch and the samples at which a sampler's epoch was resumed, and the steps that had been taken by then."""
@@ -140,7 +156,8 @@ def facts(data: Any) -> dict[str, Any]:
         found["batch_size"] = getattr(data, "batch_size", None)
         found["samples"] = getattr(data, "samples", None)
         found["content"] = _content(getattr(data, "tensors", ()))
-    if (shares := _shares(data)) is not None and shares.size > 1:
+    shares = _shares(data)
+    if shares is not None and shares.size > 1:
         found["processes"] = shares.size
     return {name: value for name, value in found.items() if value is not None}
 
@@ -156,7 +173,8 @@ def begin(data: Any, function: Any = None) -> dict[str, Any] | None:
         The states of the global generators, and of the objects in the data; None if no replay is needed.
     """
     kind = _kind(data)
-    if kind not in (*REPLAYED, STATEFUL) and not (kind == SAMPLER and has_workers(data)):
+    may_be_replayed = kind in (*REPLAYED, STATEFUL) or (kind == SAMPLER and has_workers(data))
+    if not may_be_replayed:
         return None
     begun = {
         "generators": generators.save(),
@@ -219,8 +237,11 @@ def _state_by_kind(kind: str, data: Any, steps: int | None) -> dict[str, Any]:
     if kind == STATEFUL:
         if steps is not None:
             _check_buffer(data)
-        return {"state": _state_of(data)} if steps is not None or _has_state_between(data) else {}
-    if (sampler := _sampler(data)) is None:
+        elif not _has_state_between(data):
+            return {}
+        return {"state": _state_of(data)}
+    sampler = _sampler(data)
+    if sampler is None:
         return {}
     if steps is None:
         return {"state": sampler.state_dict(None, next_epoch=True)}
@@ -230,13 +251,16 @@ def _state_by_kind(kind: str, data: Any, steps: int | None) -> dict[str, Any]:
 
 def _check_buffer(data: Any) -> None:
     """Raise for a stream whose position in mid-epoch leaves out samples."""
-    if problem := buffer_lost(data):
+    problem = buffer_lost(data)
+    if problem:
         raise StateError(problem)
 
 
 def _has_state_between(data: Any) -> bool:
     """Whether data with a state of its own has one between epochs."""
-    return has_begun(data) if is_of_nodes(data) else not is_stateful_loader(data)
+    if is_of_nodes(data):
+        return has_begun(data)
+    return not is_stateful_loader(data)
 
 
 def _drew(data: Any, begun: Any) -> bool:
@@ -291,9 +315,15 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool, function
     safe = _load(data, kind, saved, changed, _parts(data, function), again)
     if middle and saved["kind"] == kind:
         _tell_filled_up(data)
-    listed = [f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in changed]
-    _warn_of_changes(data, middle, listed + safe)
-    return int(saved["steps"]) if again or (middle and kind == SEQUENCE) else 0
+    _warn_of_changes(data, middle, _in_words(changed, then, here) + safe)
+    if again or (middle and kind == SEQUENCE):
+        return int(saved["steps"])
+    return 0
+
+
+def _in_words(changed: Iterable[str], then: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """The facts that have changed, before and now."""
+    return [f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in changed]
 
 
 def _warn_of_changes(data: Any, middle: bool, changes: list[str]) -> None:
@@ -309,15 +339,17 @@ def _changes(data: Any, kind: str, saved: Mapping[str, Any]) -> tuple[Mapping[st
     """The facts then and now, and the names of the differences that count."""
     then = saved["facts"]
     here = facts(data)
-    free: tuple[str, ...] = FREE.get(kind, ())
-    if kind == saved["kind"] in (LOADER, SAMPLER) and then.get("processes") != here.get("processes"):
+    free = set(FREE.get(kind, ()))
+    is_shared = kind == saved["kind"] in (LOADER, SAMPLER)
+    if is_shared and then.get("processes") != here.get("processes"):
         own = data.state_dict() if isinstance(data, Loader) else {}
         then = {**then, "per_step": _per_step(then, saved["state"])}
         here = {**here, "per_step": _per_step(here, own)}
-        free += ("length", "batch_size", "processes")
+        free |= {"length", "batch_size", "processes"}
     if "content" not in then:  # of an older state
-        free += ("content",)
-    return then, here, [name for name in WORDS if then.get(name) != here.get(name) and name not in free]
+        free.add("content")
+    changed = [name for name in WORDS if then.get(name) != here.get(name)]
+    return then, here, [name for name in changed if name not in free]
 
 
 def resume(
@@ -345,7 +377,8 @@ def resume(
         StateError: The data ended before the position.
     """
     replayed = skip > 0
-    proof = DataCheck(None, True) if proof is None else proof
+    if proof is None:
+        proof = DataCheck(None, True)
     if saved["running"]:
         _read_last(data, saved, skip, function, proof)
     if skip and _kind(data) == SEQUENCE:
@@ -404,18 +437,22 @@ def _go_over(data: Any, saved: Mapping[str, Any], replayed: bool, function: Any)
 
 def _settle(data: Any, parts: DataParts, saved: Mapping[str, Any], replayed: bool, shared: Collection[int]) -> None:
     """Put the generators of data where they were saved, except where a replay has done so."""
-    at = _held(saved)
+    held = _held(saved)
     if not replayed:
-        parts.load_generators(at)
+        parts.load_generators(held)
         return
-    moved = parts.moved(at)
+    moved = parts.moved(held)
     if not moved or saved["facts"].get("workers") != facts(data).get("workers"):
         return  # with other workers a sampler runs ahead by another number of batches
-    others = {path: at["generators"][path] for path in moved if id(parts.generators[path]) in shared}
-    if isinstance(data, DataLoader):
-        others = {path: at["generators"][path] for path in moved}
+    others = {}
+    left = []
+    for path in moved:
+        if isinstance(data, DataLoader) or id(parts.generators[path]) in shared:
+            others[path] = held["generators"][path]
+        else:
+            left.append(path)
     parts.load_generators({"generators": others})
-    if left := [path for path in moved if path not in others]:
+    if left:
         warn(
             f"{', '.join(left)} of {_name(data)} is not where it was when the position was saved, although the batches "
             f"before it were made again: something else draws from it, or the data are others. Give the data a "
@@ -435,16 +472,23 @@ def epoch_length(data: Any, saved: Mapping[str, Any]) -> int | None:
 
     It is ``len(data)``, unless the batch size or the number of processes changed in mid-epoch.
     """
-    sampler, shares = _sampler(data), _shares(data)
-    if saved["running"] and shares is not None and saved["kind"] == _kind(data):
+    if not saved["running"]:
+        return length_of(data)
+    kind = _kind(data)
+    steps = int(saved["steps"])
+    sampler = _sampler(data)
+    shares = _shares(data)
+    if shares is not None and saved["kind"] == kind:
         used = data.consumed if isinstance(data, Loader) else int(saved["state"]["position"])
         if sampler is not None or data.position == saved["steps"]:
-            return int(saved["steps"]) + shares.steps(used)
-    if not saved["running"] or _kind(data) != SAMPLER or sampler is None:
+            return steps + shares.steps(used)
+    if kind != SAMPLER or sampler is None:
         return length_of(data)
-    left, size = sampler.samples - int(saved["state"]["position"]), _batch_size(data) or 1
-    drops = bool(getattr(data.batch_sampler, "drop_last", False))
-    return int(saved["steps"]) + (left // size if drops else -(-left // size))
+    left = sampler.samples - int(saved["state"]["position"])
+    size = _batch_size(data) or 1
+    if getattr(data.batch_sampler, "drop_last", False):
+        return steps + left // size
+    return steps + -(-left // size)
 
 
 def malformed(where: str, saved: Any) -> list[str]:
@@ -459,22 +503,29 @@ def malformed(where: str, saved: Any) -> list[str]:
         problems += wrong(where, saved, {"used": FLAG})
     if saved["kind"] in REPLAYED:
         problems += wrong(where, saved, {"begun": ANY})
-    if (begun := saved.get("begun")) is not None:
+    begun = saved.get("begun")
+    if begun is not None:
         kinds = {"generators": MAPPING, "workers_running": FLAG}
         problems += wrong(f"{where}.begun", begun, {**kinds, **_held_kinds(begun)})
-    if (made := saved.get("made")) is not None:
+    made = saved.get("made")
+    if made is not None:
         problems += wrong(f"{where}.made", made, {"generators": MAPPING, "parts": HELD})
     return problems
 
 
 def _held_kinds(saved: Any) -> dict[str, Kind]:
     """Where a saved form has what data holds: older states have only generators of torch."""
-    return {"own": STATES} if isinstance(saved, Mapping) and "own" in saved else {"parts": HELD}
+    if isinstance(saved, Mapping) and "own" in saved:
+        return {"own": STATES}
+    return {"parts": HELD}
 
 
 def _held(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the generators and states of a saved form."""
-    return saved["parts"] if "parts" in saved else {"generators": saved["own"], "states": {}}
+    if "parts" not in saved:
+        return {"generators": saved["own"], "states": {}}
+    held: dict[str, Any] = saved["parts"]
+    return held
 
 
 def _parts(data: Any, function: Any = None) -> DataParts:
@@ -510,9 +561,18 @@ def set_epoch(data: Any, epoch: int) -> None:
 
 def _content(tensors: Any) -> str | None:
     """A fingerprint of tensors, by some values of 64 samples; None without any."""
-    held = [each for each in tensors if isinstance(each, Tensor) and each.layout == torch.strided]
-    rows = [each.detach()[:: -(-len(each) // 64) or 1].flatten() for each in held]
-    return fact([row[:: -(-len(row) // 4096) or 1] for row in rows]) if held else None
+    some = []
+    for each in tensors:
+        if isinstance(each, Tensor) and each.layout == torch.strided:
+            samples = _thinned(each.detach(), 64)
+            some.append(_thinned(samples.flatten(), 4096))
+    return fact(some) if some else None
+
+
+def _thinned(tensor: Tensor, most: int) -> Tensor:
+    """Every second, third, ... item of a tensor, so that at most so many are left."""
+    every = -(-len(tensor) // most) or 1
+    return tensor[::every]
 
 
 def _kind(data: Any) -> str:
@@ -526,7 +586,9 @@ def _kind(data: Any) -> str:
         return STATEFUL
     if isinstance(data, Sequence) or (hasattr(data, "__getitem__") and not hasattr(data, "__iter__")):
         return SEQUENCE
-    return ITERATOR if hasattr(data, "__next__") else ITERABLE
+    if hasattr(data, "__next__"):
+        return ITERATOR
+    return ITERABLE
 
 
 def _name(data: Any) -> str:
@@ -547,21 +609,30 @@ def _batch_size(data: DataLoader[Any]) -> int | None:
     """Samples per batch, where they are as many in every batch but the last."""
     if data.batch_size is not None:
         return data.batch_size
-    if (batch_sampler := data.batch_sampler) is None:
+    batch_sampler = data.batch_sampler
+    if batch_sampler is None:
         return 1
-    plain = type(batch_sampler) in (BatchSampler, ResumableBatchSampler) or type(batch_sampler).__module__.startswith(
-        "torchdata."
-    )
-    return batch_sampler.batch_size if plain and isinstance(batch_sampler, BatchSampler) else None
+    if not isinstance(batch_sampler, BatchSampler):
+        return None
+    kind = type(batch_sampler)
+    if kind in (BatchSampler, ResumableBatchSampler) or kind.__module__.startswith("torchdata."):
+        return batch_sampler.batch_size
+    return None
 
 
 def _samples_used(data: DataLoader[Any], sampler: ResumableSampler, steps: int) -> int:
-    epoch, start, before = _resumed.get(sampler, (-1, -1, 0))
-    if (epoch, start) != (sampler.epoch, sampler.start):
-        before = 0
+    since = steps - _steps_before(sampler)
     if sampler.shares is not None:
-        return sampler.shares.used(sampler.start, steps - before)
-    return sampler.start + (steps - before) * (_batch_size(data) or 1)
+        return sampler.shares.used(sampler.start, since)
+    return sampler.start + since * (_batch_size(data) or 1)
+
+
+def _steps_before(sampler: ResumableSampler) -> int:
+    """The steps of a sampler's epoch that were taken before it was resumed; 0 if it was not."""
+    epoch, start, steps = _resumed.get(sampler, (-1, -1, 0))
+    if epoch != sampler.epoch or start != sampler.start:
+        return 0
+    return steps
 
 
 def indices_of(data: Any, step: int, batch: Any, samples: int) -> Tensor | str:
@@ -573,7 +644,8 @@ def indices_of(data: Any, step: int, batch: Any, samples: int) -> Tensor | str:
         batch: Its batch.
         samples: How many samples that counts.
     """
-    if reason := _unknown_order(data):
+    reason = _unknown_order(data)
+    if reason:
         return reason
     found = data.indices if isinstance(data, Loader) else _indices_of_sampler(data, step)
     if found is None:
@@ -595,17 +667,21 @@ def _most_samples(batch: Any, samples: int) -> int | None:
     """
     if samples != count_samples(batch):
         return samples
-    lists = [part for _, part in parts(batch) if type(part) in (list, tuple)]
+    counts = [len(part) for _, part in parts(batch) if type(part) in (list, tuple)]
     if type(batch) in (list, tuple) and not _are_parts(batch):
-        lists.append(batch)
-    counts = [count for count in (known_samples(batch), *map(len, lists)) if count is not None]
+        counts.append(len(batch))
+    known = known_samples(batch)
+    if known is not None:
+        counts.append(known)
     return max(counts, default=None)
 
 
 def _are_parts(batch: Any) -> bool:
     """Whether a list or tuple has a part in each item, as ``default_collate`` makes of pairs, and not a sample."""
-    tensors = [each for each in batch if isinstance(each, Tensor)]
-    return bool(tensors) and not all(isinstance(each, Tensor) and each.ndim == IMAGE for each in batch)
+    if not any(isinstance(each, Tensor) for each in batch):
+        return False
+    are_images = all(isinstance(each, Tensor) and each.ndim == IMAGE for each in batch)
+    return not are_images
 
 
 UNKNOWN = "the data does not know its samples; a TensorLoader or ResumableSampler does"
@@ -639,19 +715,21 @@ def _indices_of_sampler(data: Any, step: int) -> Tensor | None:
     size = _batch_size(data)
     if size is None:
         return None
-    epoch, start, before = _resumed.get(sampler, (-1, -1, 0))
-    return sampler.indices(step - (before if (epoch, start) == (sampler.epoch, sampler.start) else 0), size)
+    return sampler.indices(step - _steps_before(sampler), size)
 
 
 def _in_order(data: Any, step: int) -> Tensor | None:
     """Which samples a step holds of a ``DataLoader`` that takes them in their order; None for other data."""
     if not isinstance(data, DataLoader):
         return None
-    sampler = data.sampler if data.batch_sampler is None else getattr(data.batch_sampler, "sampler", None)
+    sampler: Any = data.sampler
+    if data.batch_sampler is not None:
+        sampler = getattr(data.batch_sampler, "sampler", None)
     size = _batch_size(data)
     if type(sampler) is not SequentialSampler or size is None:
         return None
-    return torch.arange(step * size, min((step + 1) * size, len(sampler)))
+    first = step * size
+    return torch.arange(first, min(first + size, len(sampler)))
 
 
 def _shares(data: Any) -> Shares | None:
@@ -664,30 +742,38 @@ def _shares(data: Any) -> Shares | None:
 
 def _per_step(facts: Mapping[str, Any], state: Mapping[str, Any]) -> int:
     """Samples per step of all processes, as the facts, or the state of a loader, tell them."""
-    return int(facts.get("batch_size", state.get("batch_size", 1))) * int(facts.get("processes", 1))
+    size = facts.get("batch_size", state.get("batch_size", 1))
+    processes = facts.get("processes", 1)
+    return int(size) * int(processes)
 
 
 def _tell_filled_up(data: Any) -> None:
     """Warn if the rest of the epoch cannot be shared out among the processes."""
-    sampler, shares = _sampler(data), _shares(data)
-    if shares is not None:
-        left = shares.short(sampler.start if sampler is not None else data.consumed)
-        if left:
-            warn(
-                f"the rest of the epoch of {_name(data)} is {left} of {shares.samples} samples, fewer than the "
-                f"{shares.size} processes: samples from the epoch's begin fill up its step"
-            )
+    shares = _shares(data)
+    if shares is None:
+        return
+    sampler = _sampler(data)
+    used = data.consumed if sampler is None else sampler.start
+    left = shares.short(used)
+    if left:
+        warn(
+            f"the rest of the epoch of {_name(data)} is {left} of {shares.samples} samples, fewer than the "
+            f"{shares.size} processes: samples from the epoch's begin fill up its step"
+        )
 
 
 def _workers_running(data: Any) -> bool:
     """Whether workers that outlive their epoch have been started: if so, the next one draws no seed for them."""
-    persistent = isinstance(data, DataLoader) and data.num_workers > 0 and data.persistent_workers
-    return persistent and getattr(data, "_iterator", None) is not None
+    return _keeps_workers(data) and getattr(data, "_iterator", None) is not None
+
+
+def _keeps_workers(data: Any) -> bool:
+    return isinstance(data, DataLoader) and data.num_workers > 0 and data.persistent_workers
 
 
 def _start_workers(data: Any) -> None:
     """Start workers that outlive their epoch, as they were when the position was saved."""
-    if isinstance(data, DataLoader) and data.num_workers and data.persistent_workers and not _workers_running(data):
+    if _keeps_workers(data) and not _workers_running(data):
         before = generators.save()
         iter(data)
         generators.restore(before)
@@ -698,22 +784,23 @@ def _parts_with_state(data: Any) -> list[str]:
 
     A stream that is told the epoch has only the state of one iteration.
     """
-    stream = data.dataset if is_stream(data.dataset) and is_told_epochs(data.dataset) else None
-    held = (data.dataset, data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None))
-    parts = [part for part in held if part is not stream]
-    names = [
-        type(part).__name__
-        for part in parts
-        if callable(getattr(part, "state_dict", None)) and not type(part).__module__.startswith("torchdata.")
-    ]
-    return list(dict.fromkeys(names))
+    samplers = [data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)]
+    is_told_stream = is_stream(data.dataset) and is_told_epochs(data.dataset)
+    parts = samplers if is_told_stream else [data.dataset, *samplers]
+    names: dict[str, None] = {}
+    for part in parts:
+        has_state = callable(getattr(part, "state_dict", None))
+        if has_state and not type(part).__module__.startswith("torchdata."):
+            names[type(part).__name__] = None
+    return list(names)
 
 
 def _check_middle(
     data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any], changed: list[str], replay: bool
 ) -> None:
     """Raise why a position in mid-epoch cannot be reached."""
-    then, steps = saved["facts"], saved["steps"]
+    then = saved["facts"]
+    steps = saved["steps"]
     _check_buffer(data)
     if not then.get("in_order", True) or not here.get("in_order", True):
         raise StateError(
@@ -721,20 +808,20 @@ def _check_middle(
             f"position in mid-epoch to resume from. Use in_order=True"
         )
     unsafe = [name for name in changed if name in ("kind", *UNSAFE[kind])]
-    if kind == ITERABLE and isinstance(getattr(data, "dataset", None), IterableDataset) and "workers" in changed:
+    is_stream_of_torch = kind == ITERABLE and isinstance(getattr(data, "dataset", None), IterableDataset)
+    if is_stream_of_torch and "workers" in changed:
         unsafe.append("workers")  # which samples a worker gives depends on how many there are
     if unsafe:
-        listed = "; ".join(f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in unsafe)
-        elastic = "kind" in unsafe and ("processes" in then or "processes" in here)
-        raise StateError(
-            f"the position in mid-epoch (after {steps} batches) is not one of this {_name(data)}: {listed}. Give the "
-            f"data as it was, or resume from a checkpoint that was saved at the end of an epoch"
-            + (
+        listed = "; ".join(_in_words(unsafe, then, here))
+        advice = ""
+        if "kind" in unsafe and ("processes" in then or "processes" in here):
+            advice = (
                 "; for positions that fit any number of processes, use loopkit.data.TensorLoader or a DataLoader with "
                 "sampler=loopkit.data.ResumableSampler(dataset)"
-                if elastic
-                else ""
             )
+        raise StateError(
+            f"the position in mid-epoch (after {steps} batches) is not one of this {_name(data)}: {listed}. Give the "
+            f"data as it was, or resume from a checkpoint that was saved at the end of an epoch{advice}"
         )
     if kind in (ITERATOR, ITERABLE) and not replay:
         raise StateError(
@@ -778,7 +865,8 @@ def _load(
     if kind == STATEFUL:
         _load_stateful(data, at.get("state"), running=saved["running"])
     else:
-        safe += _load_target(data, saved, at.get("state", saved.get("state")), changed)
+        state = at.get("state", saved.get("state"))
+        safe += _load_target(data, saved, state, changed)
     if "parts" in held:
         safe += parts.problems(held["parts"])
     parts.load(_held(held))
@@ -793,11 +881,15 @@ def _load_stateful(data: Any, state: Any, *, running: bool) -> None:
     """Load the state of data that has one of its own; without one, it is as it was made."""
     if state is not None:
         _set_epochs(data, state)
-        load = data.load_state_dict if running or not is_of_nodes(data) else partial(end_epoch, data)
-        load(state)
-    elif is_of_nodes(data):
+        if is_of_nodes(data) and not running:
+            end_epoch(data, state)
+        else:
+            data.load_state_dict(state)
         return
-    elif names := _parts_with_state(data):
+    if is_of_nodes(data):
+        return
+    names = _parts_with_state(data)
+    if names:
         warn(
             f"the state of {' and '.join(names)} in {_name(data)} is not restored between epochs: what depends on the "
             f"epoch there has to be set at epoch_begin, by set_epoch or the like"
@@ -816,10 +908,12 @@ def _load_target(data: Any, saved: Mapping[str, Any], state: Any, changed: list[
             raise StateError(f"the position in mid-epoch cannot be restored: {error}") from error
         target.set_epoch(state["epoch"])
         own = target.state_dict()
+        named = ("epoch", "position", "consumed", *changed)
+        others = [name for name in {**state, **own} if name not in named]
         return [
             f"{name}: {state.get(name)} before, {own.get(name)} now"
-            for name in {**state, **own}
-            if name not in ("epoch", "position", "consumed", *changed) and state.get(name) != own.get(name)
+            for name in others
+            if state.get(name) != own.get(name)
         ]
     return []
 
@@ -829,12 +923,13 @@ def _set_epochs(data: Any, state: Any) -> None:
 
     torchdata's ``StatefulDistributedSampler`` does not save it.
     """
-    if is_of_nodes(data):
-        samplers = [node["sampler"] for node in _mappings(data.root, set()) if "sampler" in node]
-        epochs = [each["_epoch"] for each in _mappings(state, set()) if "_epoch" in each]
-        for sampler, epoch in zip(samplers, epochs, strict=False):
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
+    if not is_of_nodes(data):
+        return
+    samplers = [node["sampler"] for node in _mappings(data.root, set()) if "sampler" in node]
+    epochs = [each["_epoch"] for each in _mappings(state, set()) if "_epoch" in each]
+    for sampler, epoch in zip(samplers, epochs, strict=False):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
 
 
 def _mappings(value: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
@@ -844,11 +939,14 @@ def _mappings(value: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
         found = vars(value)
     elif isinstance(value, Mapping):
         found = value
-    if found and id(value) not in seen:
-        seen.add(id(value))
-        yield found
-        for name in () if "_epoch" in found else sorted(found, key=str):  # what is within is the sampler's own
-            yield from _mappings(found[name], seen)
+    if not found or id(value) in seen:
+        return
+    seen.add(id(value))
+    yield found
+    if "_epoch" in found:  # what is within is the sampler's own
+        return
+    for name in sorted(found, key=str):
+        yield from _mappings(found[name], seen)
 
 
 def _state_of(data: Any) -> Any:
