@@ -91,33 +91,48 @@ class TensorLoader(Loader):
         self.samples = _check_tensors(named, device)
         self._tensors = [tensor if device is None else tensor.to(device) for tensor in named.values()]
         self._keys = list(named) if isinstance(tensors[0], Mapping) else None
-        count = self.samples // self.batch_size if drop_last else -(-self.samples // self.batch_size)
-        if not count:
+        if not self.samples or (drop_last and self.samples < self.batch_size):
+            dropped = " with drop_last=True" if self.samples else ""
             raise EmptyDataError(
                 f"there is no batch: the tensors hold {self.samples} samples and batch_size is {self.batch_size}"
-                + (" with drop_last=True" if self.samples else "")
+                f"{dropped}"
             )
         super().__init__(Shares(self.samples, self.batch_size, tail="drop" if drop_last else "uneven"))
-        batch_bytes = [tensor.nbytes // self.samples * self.batch_size for tensor in self._tensors]
-        limits = [BLOCK_BATCHES, BLOCK_BYTES // max(1, sum(batch_bytes))]
-        limits += [
-            BLOCK_ELEMENTS_CPU // max(1, tensor.numel() // self.samples * self.batch_size)
-            for tensor in self._tensors
-            if tensor.device.type == "cpu"
-        ]
-        self._block = max(1, min(limits)) * self.batch_size
-        # Where a matrix begins may decide which kernel multiplies it, and so the last bits of the product: batches
-        # that would not begin like a tensor of their own are copied out of their block.
-        alignments = [64 if tensor.device.type == "cpu" else 256 for tensor in self._tensors]
-        shared = self._block > self.batch_size
-        self._copied = [shared and size % align != 0 for size, align in zip(batch_bytes, alignments, strict=True)]
+        self._block = self._batches_of_a_block() * self.batch_size
+        self._copied = [self._is_copied(tensor) for tensor in self._tensors]
+
+    def _batch_bytes(self, tensor: Tensor) -> int:
+        return tensor.nbytes // self.samples * self.batch_size
+
+    def _batches_of_a_block(self) -> int:
+        total = sum(map(self._batch_bytes, self._tensors))
+        most = min(BLOCK_BATCHES, BLOCK_BYTES // max(1, total))
+        for tensor in self._tensors:
+            if tensor.device.type == "cpu":
+                elements = tensor.numel() // self.samples * self.batch_size
+                most = min(most, BLOCK_ELEMENTS_CPU // max(1, elements))
+        return max(1, most)
+
+    def _is_copied(self, tensor: Tensor) -> bool:
+        """Whether batches are copied out of their block, as they would not begin like a tensor of their own.
+
+        Where a matrix begins may decide which kernel multiplies it, and so the last bits of the product.
+        """
+        if self._block == self.batch_size:
+            return False
+        alignment = 64 if tensor.device.type == "cpu" else 256
+        return self._batch_bytes(tensor) % alignment != 0
 
     def __repr__(self) -> str:
         held = dict(zip(self._keys, self._tensors, strict=True)) if self._keys else tuple(self._tensors)
-        return (
+        text = (
             f"TensorLoader({describe(held)}, batch_size={self.batch_size}, shuffle={self.shuffle}, seed={self.seed}, "
             f"drop_last={self.drop_last})"
-        ) + (f".shard({self._rank}, {self._shares.size}, {self._shares.tail!r})" if self._shares.size > 1 else "")
+        )
+        shares = self._shares
+        if shares.size > 1:
+            text += f".shard({self._rank}, {shares.size}, {shares.tail!r})"
+        return text
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -152,25 +167,40 @@ class TensorLoader(Loader):
     def _blocks(self, order: Tensor | None, start: int) -> Iterator[tuple[Tensor | None, int, int, int]]:
         """The blocks of an epoch from sample ``start`` on: an order, the first and last of it, and a batch's size."""
         shares = self._shares
-        device = self._tensors[0].device
         if shares.size == 1:
-            stop = start + (self.samples - start) // self.batch_size * self.batch_size
-            stop = stop if self.drop_last else self.samples
-            order = None if order is None else order.to(device)
-            for low in range(start, stop, self._block):
-                yield order, low, min(low + self._block, stop), self.batch_size
-        elif steps := shares.steps(start):
-            first, end = shares.part(self._rank, start, steps - 1)
-            last = torch.arange(first, end, device="cpu") % self.samples
-            begins = start + self._rank * self.batch_size + shares.whole * torch.arange(steps - 1, device="cpu")
-            own = (begins[:, None] + torch.arange(self.batch_size, device="cpu")).flatten()
-            if len(last) <= self.batch_size:  # else it has one or two more, and stands alone
-                own = torch.cat([own, last])
-                last = last[:0]
-            for places, size in ((own, self.batch_size), (last, len(last))):
-                chosen = (places if order is None else order[places]).to(device)
-                for low in range(0, len(chosen), self._block):
-                    yield chosen, low, min(low + max(self._block, size), len(chosen)), size
+            yield from self._all_blocks(order, start)
+            return
+        steps = shares.steps(start)
+        if not steps:
+            return
+        own, last = self._own_places(start, steps)
+        device = self._tensors[0].device
+        for places, size in ((own, self.batch_size), (last, len(last))):
+            chosen = (places if order is None else order[places]).to(device)
+            stop = len(chosen)
+            for low in range(0, stop, self._block):
+                yield chosen, low, min(low + max(self._block, size), stop), size
+
+    def _all_blocks(self, order: Tensor | None, start: int) -> Iterator[tuple[Tensor | None, int, int, int]]:
+        """The blocks of a single process."""
+        stop = self.samples
+        if self.drop_last:
+            stop = start + (stop - start) // self.batch_size * self.batch_size
+        if order is not None:
+            order = order.to(self._tensors[0].device)
+        for low in range(start, stop, self._block):
+            yield order, low, min(low + self._block, stop), self.batch_size
+
+    def _own_places(self, start: int, steps: int) -> tuple[Tensor, Tensor]:
+        """The places of this process's samples in the order; those of the last batch apart if it is a larger one."""
+        shares = self._shares
+        first, end = shares.part(self._rank, start, steps - 1)
+        last = torch.arange(first, end, device="cpu") % self.samples
+        begins = start + self._rank * self.batch_size + shares.whole * torch.arange(steps - 1, device="cpu")
+        own = (begins[:, None] + torch.arange(self.batch_size, device="cpu")).flatten()
+        if len(last) > self.batch_size:  # it has one or two more
+            return own, last
+        return torch.cat([own, last]), last[:0]
 
     def _gather(self, order: Tensor | None, low: int, high: int, size: int) -> list[Iterator[Tensor]]:
         """For each tensor the batches of a block, that is of the samples from ``low`` to ``high`` in this order."""
@@ -210,8 +240,9 @@ def _tensor(name: str, value: Any) -> Any:
     """A NumPy array as a tensor, which shares its memory where it can be written to; anything else as it is."""
     if type(value).__module__ != "numpy":
         return value
+    can_be_shared = value.flags.writeable and min(value.strides, default=0) >= 0
     try:
-        return torch.from_numpy(value if value.flags.writeable and min(value.strides, default=0) >= 0 else value.copy())
+        return torch.from_numpy(value if can_be_shared else value.copy())
     except TypeError:
         raise LoaderError(
             f"array {name!r} is of dtype {value.dtype}, which tensors do not have: give numbers, such as "
@@ -246,4 +277,5 @@ def _check_tensors(named: Mapping[str, Any], device: Any) -> int:
     if device is None and len(set(devices.values())) > 1:
         listed = ", ".join(f"{name!r} is on {place}" for name, place in devices.items())
         raise LoaderError(f"the tensors are on different devices: {listed}. Give device=... to move them to one")
-    return int(next(iter(lengths.values())))
+    length = next(iter(lengths.values()))
+    return int(length)

@@ -50,18 +50,25 @@ class Overlap:
         self._size = size
         self._dtype = dtype
         self._buckets = bucketed(params, bucket_bytes)
-        self._bucket_of = {index: number for number, bucket in enumerate(self._buckets) for index in bucket}
-        ends = any(params[index].numel() for index in self._buckets[-1])
-        self.serves = ends and len({p.device for p in params}) == 1 < len(self._buckets)
+        self._bucket_of: dict[int, int] = {}
+        for number, bucket in enumerate(self._buckets):
+            self._bucket_of.update(dict.fromkeys(bucket, number))
+        devices = {p.device for p in params}
+        can_mark = any(params[index].numel() for index in self._buckets[-1])
+        self.serves = can_mark and len(devices) == 1 and len(self._buckets) > 1
         """Whether there is something to be sent early."""
         own = weakref.ref(self)
 
         def made(index: int, p: Any) -> None:
-            if (overlap := own()) is not None and overlap.listening:
+            overlap = own()
+            if overlap is not None and overlap.listening:
                 overlap._made(index, p)
 
-        each: list[Any] = [*params] if self.serves else []
-        self._hooks = [p.register_post_accumulate_grad_hook(partial(made, index)) for index, p in enumerate(each)]
+        self._hooks: list[Any] = []
+        if self.serves:
+            for index, p in enumerate(params):
+                hook = p.register_post_accumulate_grad_hook(partial(made, index))  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
 
     def remove(self) -> None:
         """Stop watching the parameters."""
@@ -132,7 +139,11 @@ class Overlap:
 
 def copy_state(models: Iterable[nn.Module]) -> None:
     """Copy the parameters and buffers of rank 0's models to all others', in place."""
-    _copy_from_first([tensor for model in models for tensor in (*model.parameters(), *model.buffers())])
+    tensors: list[Tensor] = []
+    for model in models:
+        tensors += model.parameters()
+        tensors += model.buffers()
+    _copy_from_first(tensors)
 
 
 def copy_buffers(models: Iterable[nn.Module]) -> None:

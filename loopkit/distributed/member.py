@@ -158,23 +158,27 @@ class Member(Shown):
     @hookimpl(before=("checkpoint",))  # and so, turned round, after it in fit_end
     def fit_begin(self, learner: Learner) -> None:
         """Watch the others from now on; raise for processes that differ."""
-        if self.world.size > 1:
-            self._start_watch(learner)
-            try:
-                self._compare(learner)
-            except BaseException:
-                self._stop_watch()
-                raise
+        if self.world.size == 1:
+            return
+        self._start_watch(learner)
+        try:
+            self._compare(learner)
+        except BaseException:
+            self._stop_watch()
+            raise
 
     @hookimpl(reads=("params", "buffers"))
     def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Let the agreement at the end of the epoch compare what is to be equal, at most once in 100 steps."""
+        if self.world.size == 1 or not phase.training:
+            return
         steps = learner.progress.steps
         last = self._vouched
-        if self.world.size == 1 or not phase.training or (last is not None and last <= steps < last + VOUCHED_EVERY):
+        if last is not None and last <= steps < last + VOUCHED_EVERY:
             return
         self._vouched = steps
-        if tensors := self.equal(learner):
+        tensors = self.equal(learner)
+        if tensors:
             sums = dict(zip(tensors, checksums(tensors.values()), strict=True))
             self.world.vouch(combined(list(sums.values())), lambda: self._parted(epoch, sums))
 
@@ -196,7 +200,10 @@ class Member(Shown):
     @hookimpl
     def fit_end(self, result: FitResult) -> None:
         """Watch no more."""
-        if self._watch is not None and (failure := self._failure()) is not None:
+        if self._watch is None:
+            return
+        failure = self._failure()
+        if failure is not None:
             self._watch.fail(failure)
         self._stop_watch()
 
@@ -210,12 +217,14 @@ class Member(Shown):
         alone = self._watch is None
         watch = self._watch or self._start_watch(learner)
         every = self._paces.get(phase.name, FEWEST)
-        pace = epoch.keep(self)["pace"] = _Pace(every, every, time.monotonic())
+        pace = _Pace(every, every, time.monotonic())
+        epoch.keep(self)["pace"] = pace
         self._epochs.append(epoch)
         places.enter(self.world, self._epochs)
         try:
             yield
-            self._paces[phase.name], self._over = pace.every, self._reach()
+            self._paces[phase.name] = pace.every
+            self._over = self._reach()
         except Exception as error:
             blamed = self._blame(error)
             watch.fail(error)
@@ -250,8 +259,10 @@ class Member(Shown):
         if pace.left <= 0 and (not phase.training or epoch.steps % learner.accumulate == 0):  # no window is open
             took = time.monotonic() - pace.since
             every = int(pace.every * AGREED_EVERY / took) if took else MOST
-            pace.every = -int(self.agree(epoch, -min(max(every, FEWEST), MOST, 2 * pace.every))[0])
-            pace.left, pace.since = pace.every, time.monotonic()
+            wish = min(max(every, FEWEST), MOST, 2 * pace.every)
+            pace.every = -int(self.agree(epoch, -wish)[0])
+            pace.left = pace.every
+            pace.since = time.monotonic()
 
     def agree(self, epoch: Epoch, *numbers: float) -> list[float]:
         """Let all processes act on what any of them asks for; returns the highest of each number."""
@@ -261,11 +272,16 @@ class Member(Shown):
         main = threading.get_ident()
 
         def where() -> str:
-            epoch = self._epochs[-1] if self._epochs else None
+            place = places.BETWEEN
+            if self._epochs:
+                epoch = self._epochs[-1]
+                place = epoch.where(epoch.current)
             hook = hook_of(main, learner.plugins)
-            at = places.BETWEEN if epoch is None else epoch.where(epoch.current)
-            cancelled = f" (after it cancelled a step: {self._cancelled})" if self._cancelled else ""
-            return (f"{hook}, {at}" if hook else at) + cancelled
+            if hook:
+                place = f"{hook}, {place}"
+            if self._cancelled:
+                place += f" (after it cancelled a step: {self._cancelled})"
+            return place
 
         self._over = "", 0, False
         self._watch = Watch(self.world, where, steps=self._reach)
@@ -293,7 +309,8 @@ class Member(Shown):
         """Who is the cause of an error; None if it does not come from a collective."""
         if self._watch is None or not is_collective_error(error):
             return None
-        if (blamed := self._watch.blame(error)) is not None:
+        blamed = self._watch.blame(error)
+        if blamed is not None:
             self._watch.fail(blamed)
         return blamed
 
@@ -301,14 +318,17 @@ class Member(Shown):
         """Raise for processes that are set up in another way."""
         data = self._data
         self._data = {}
-        if (odd := self.world.odd({**_setup(learner), **data})) is not None:
-            rank, theirs, first = odd
-            part = next(part for part in {**first, **theirs} if first.get(part) != theirs.get(part))
-            there, here = (told.get(part, "nothing") for told in (theirs, first))
-            raise WorldError(
-                f"rank {rank} is not set up as rank 0: its {part} differs ({there} there, {here} "
-                f"on rank 0). Run the same script with the same arguments in every process"
-            )
+        odd = self.world.odd({**_setup(learner), **data})
+        if odd is None:
+            return
+        rank, theirs, first = odd
+        part = next(part for part in {**first, **theirs} if first.get(part) != theirs.get(part))
+        there = theirs.get(part, "nothing")
+        here = first.get(part, "nothing")
+        raise WorldError(
+            f"rank {rank} is not set up as rank 0: its {part} differs ({there} there, {here} "
+            f"on rank 0). Run the same script with the same arguments in every process"
+        )
 
     def _refuse_lazy(self, what: str, model: nn.Module) -> None:
         """Check that the shapes of a model are known before a first batch.
@@ -316,7 +336,7 @@ class Member(Shown):
         Raises:
             PluginError: It has lazy parameters.
         """
-        lazy = [path for path, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)]
+        lazy = [path for path, tensor in _named_tensors(model) if is_lazy(tensor)]
         if lazy:
             raise PluginError(
                 f"{type(self).__name__}: {lazy[0]!r} of {what} is lazy, so it cannot be sent yet: run a "
@@ -326,17 +346,31 @@ class Member(Shown):
     def _compare_models(self, what: str, model: nn.Module) -> None:
         """Raise for different models before anything of them is sent, where PyTorch would fail without saying why."""
         self._refuse_lazy(what, model)
-        named = [(path, *_kind(p)) for path, p in (*model.named_parameters(), *model.named_buffers())]
-        if (odd := self.world.odd(named)) is not None:
-            rank, theirs, first = odd
-            one, other = next(
-                (pair for pair in zip(first, theirs, strict=False) if pair[0] != pair[1]),
-                (f"{len(first)} tensors", f"{len(theirs)} tensors"),
-            )
-            raise WorldError(
-                f"{what} of rank {rank} differs from rank 0: {other} there, {one} on rank 0. Build the "
-                f"same model in every process"
-            )
+        odd = self.world.odd([_kind(path, tensor) for path, tensor in _named_tensors(model)])
+        if odd is None:
+            return
+        rank, theirs, first = odd
+        here = f"{len(first)} tensors"
+        there = f"{len(theirs)} tensors"
+        for one, other in zip(first, theirs, strict=False):
+            if one != other:
+                here = one
+                there = other
+                break
+        raise WorldError(
+            f"{what} of rank {rank} differs from rank 0: {there} there, {here} on rank 0. Build the "
+            f"same model in every process"
+        )
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _kind(path: str, tensor: Tensor) -> tuple[str, tuple[int, ...], str, bool]:
+    """All of a tensor that must be the same in all processes, but its values."""
+    return path, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
 
 
 def _described(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Any]]]:
@@ -350,27 +384,30 @@ def _described(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, An
 
 def _options(plugins: Mapping[str, Any]) -> dict[str, str]:
     """The options of plugins that must be the same in all processes."""
-    return {
-        f"option {option} of plugin {name!r}": fact(value)
-        for name, plugin in plugins.items()
-        for option, value in options_of(plugin).items()
-        if option not in getattr(plugin, "per_process", ())
-    }
+    found = {}
+    for name, plugin in plugins.items():
+        per_process = getattr(plugin, "per_process", ())
+        for option, value in options_of(plugin).items():
+            if option not in per_process:
+                found[f"option {option} of plugin {name!r}"] = fact(value)
+    return found
 
 
 def _setup(learner: Learner) -> dict[str, str]:
     """The setup that must be the same in all processes before the first step, part by part."""
-    optimizers = {name: _described(optimizer) for name, optimizer in learner.optimizers.items()}
     plugins = {name: unwrapped(plugin) for name, plugin in learner.plugins.items() if has_a_say(plugin)}
-    models = {name: structure(model).hash for name, model in learner.models.items()}
-    trained = {
-        name: [p.requires_grad for p in model.parameters()] for name, model in learner.models.with_extras().items()
-    }
-    listed = (f"{name} ({type(plugin).__module__}.{type(plugin).__qualname__})" for name, plugin in plugins.items())
+    classes = [f"{name} ({type(each).__module__}.{type(each).__qualname__})" for name, each in plugins.items()]
     order = [[name for name in chain if name in plugins] for chain in learner.options.order]
+    models = {name: structure(model).hash for name, model in learner.models.items()}
+    trained = {}
+    for name, model in learner.models.with_extras().items():
+        trained[name] = [p.requires_grad for p in model.parameters()]
+    optimizers = {name: _described(optimizer) for name, optimizer in learner.optimizers.items()}
+    losses = "sums" if is_sum(learner.loss_fn) else "means"
+    progress = learner.progress
     fit = learner.current
     return {
-        "list of plugins": ", ".join(listed),
+        "list of plugins": ", ".join(classes),
         **_options(plugins),
         "order of plugins": fact([chain for chain in order if len(chain) > 1]),
         "model": str(models),
@@ -378,11 +415,7 @@ def _setup(learner: Learner) -> dict[str, str]:
         "optimizer": str(optimizers),
         "loss": fact(learner.loss_fn),
         **{f"phase {name!r}": fact(phase) for name, phase in learner.phases.items()},
-        "accumulation": f"{learner.accumulate} steps, {'sums' if is_sum(learner.loss_fn) else 'means'}",
-        "progress": f"{learner.progress.epochs} epochs, {learner.progress.steps} steps",  # each has samples of its own
+        "accumulation": f"{learner.accumulate} steps, {losses}",
+        "progress": f"{progress.epochs} epochs, {progress.steps} steps",  # each has samples of its own
         "limit of the fit": "" if fit is None else fact(fit.limits.saved()),
     }
-
-
-def _kind(tensor: Tensor) -> tuple[tuple[int, ...], str, bool]:
-    return tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad

@@ -83,8 +83,9 @@ class Heard(NamedTuple):
 
     def failing(self, silence: float) -> bool:
         """Whether it failed, or is gone: dead, or silent for more than so many seconds."""
-        state = self.report.state
-        return state == "failed" or (state == "running" and (self.dead or self.silent > silence))
+        if self.report.state != "running":
+            return self.report.state == "failed"
+        return self.dead or self.silent > silence
 
 
 class Reports:
@@ -144,7 +145,8 @@ class Reports:
         """
         rings = [self._rings.pop() for _ in range(len(self._rings))]
         store.set(self._keys[self.rank], json.dumps(asdict(own)))
-        reads = look or self._reads_all or not self.bell or bool(rings) or (own.count + self.rank) % SELDOM == 0
+        is_due = (own.count + self.rank) % SELDOM == 0
+        reads = look or self._reads_all or not self.bell or bool(rings) or is_due
         amiss = own.state != "running" or self.certain(self._late) is not None  # last words have come when it has read
         if self.rank == REPORTER:
             self._gather(store)
@@ -171,12 +173,17 @@ class Reports:
 
     def ring(self, store: Any, *ranks: int) -> None:
         """Ring for processes, with the seconds that the summary has been unchanged."""
-        store.multi_set([self._bells[rank] for rank in ranks], [str(time.monotonic() - self._changed)] * len(ranks))
+        bells = [self._bells[rank] for rank in ranks]
+        unchanged = str(time.monotonic() - self._changed)
+        store.multi_set(bells, [unchanged] * len(bells))
 
     def certain(self, silence: float) -> tuple[int, Heard] | None:
         """The process that failed of itself, or is gone: dead, or without a report for so many seconds."""
-        found = self._failing(silence)
-        return found[0] if found and not found[0][1].report.peer else None
+        failing = self._failing(silence)
+        if not failing:
+            return None
+        rank, heard = failing[0]
+        return None if heard.report.peer else (rank, heard)
 
     def in_state(self, state: str) -> list[tuple[int, Report]]:
         """The processes in a state, the lowest rank first."""
@@ -185,8 +192,11 @@ class Reports:
     def pause(self) -> float:
         """Seconds until the next exchange: fewer in the reporter, most of all where one is likely to have failed."""
         if self.rank == REPORTER:
-            return self._interval / (2 if self.certain(self._late) is None else 4)
-        return self._interval * (2 if self.bell and not self._reads_all else 1)
+            likely = self.certain(self._late) is not None
+            return self._interval / (4 if likely else 2)
+        if self.bell and not self._reads_all:
+            return self._interval * 2
+        return self._interval
 
     def _failing(self, silence: float) -> list[tuple[int, Heard]]:
         """Who failed of itself, then who is gone, then who failed because of another process."""
@@ -227,12 +237,15 @@ class Reports:
 
         It is asked before reports are read: a dead process sends no more, so that the report read then is its last.
         """
-        late = time.monotonic() - (0.0 if self.rank == REPORTER else self._late)
-        return {
-            rank
-            for rank, heard in self.heard.items()
-            if heard.at < late and heard.report.process.get("machine") == self._machine and not heard.report.alive()
-        }
+        late = time.monotonic()
+        if self.rank != REPORTER:
+            late -= self._late
+        found = set()
+        for rank, heard in self.heard.items():
+            is_here = heard.report.process.get("machine") == self._machine
+            if is_here and heard.at < late and not heard.report.alive():
+                found.add(rank)
+        return found
 
     def _gather(self, store: Store) -> None:
         """Read each process's own report."""
@@ -247,7 +260,9 @@ class Reports:
         for rank in set(range(self.size)) - {self.rank, *self.unheard}:
             report = Report(**json.loads(texts[rank]))
             before = self.heard.get(rank)
-            at = now if before is None or before.report.count != report.count else before.at
+            at = now
+            if before is not None and before.report.count == report.count:  # nothing new
+                at = before.at
             heard[rank] = Heard(report, at, round(now - at, 3), rank in dead)
         self.heard = heard
 
@@ -261,11 +276,14 @@ class Reports:
                 return 2 * report.peer, 0, rank
             if report.state == "ended":
                 return 3, 0, rank
-            return (1, -silent, rank) if dead or silent > self._late else (4, places[report.place], rank)
+            if dead or silent > self._late:
+                return 1, -silent, rank
+            return 4, places[report.place], rank
 
-        told = {rank: self.heard[rank] for rank in sorted(self.heard, key=matters)[: TOLD - 1]}
+        first = sorted(self.heard, key=matters)[: TOLD - 1]
+        told = {rank: self.heard[rank] for rank in first}
         told[self.rank] = Heard(own, 0.0, 0.0)
-        packed = {rank: (asdict(report), silent, dead) for rank, (report, _, silent, dead) in told.items()}
+        packed = {rank: (asdict(heard.report), heard.silent, heard.dead) for rank, heard in told.items()}
         return json.dumps({"told": packed, "unheard": self.unheard[:TOLD]})
 
     def _receive(self, store: Store, age: float) -> None:
@@ -279,15 +297,16 @@ class Reports:
         self._changed = min(self._changed, now - age)
         summary = json.loads(text)
         self.unheard = summary["unheard"]
-        last = Report(**summary["told"][str(REPORTER)][0]).state != "running"
+        told = summary["told"]
+        reporter = Report(**told[str(REPORTER)][0])
         heard = {}
-        for key, (told, silent, vanished) in summary["told"].items():
+        for key, (facts, silent, vanished) in told.items():
             rank = int(key)
-            report = Report(**told)
             at = self._changed - silent
-            if last or rank in dead:  # it may have said more since the summary was made
-                report = Report(**json.loads(store.get(self._keys[rank])))
-            silent = now - at if rank == REPORTER else silent
+            if reporter.state != "running" or rank in dead:  # it may have said more since the summary was made
+                facts = json.loads(store.get(self._keys[rank]))
+            if rank == REPORTER:
+                silent = now - at
             if rank != self.rank:
-                heard[rank] = Heard(report, at, silent, vanished or rank in dead)
+                heard[rank] = Heard(Report(**facts), at, silent, vanished or rank in dead)
         self.heard = heard

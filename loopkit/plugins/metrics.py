@@ -63,26 +63,46 @@ class _Running:
             mean.sums = sums and isinstance(mean, Loss)
         for metric in self.metrics.values():
             metric.reset()
-        if isinstance(saved, dict):  # else it is what another plugin in this one's place has kept
-            self.fed = saved["fed"]
-            self._tell_of_rest()
-            for name in saved["metrics"].keys() & self.metrics.keys():
-                with _named(name):
-                    metric = self.metrics[name]
-                    state = saved["metrics"][name]
-                    metric.load_state_dict(state) if hasattr(metric, "load_state_dict") else metric.merge([state])
+        if not isinstance(saved, dict):  # it is new, or another plugin in this one's place has kept something
+            return
+        self.fed = saved["fed"]
+        self._tell_of_rest()
+        states = saved["metrics"]
+        for name in states.keys() & self.metrics.keys():
+            metric = self.metrics[name]
+            with _named(name):
+                if hasattr(metric, "load_state_dict"):
+                    metric.load_state_dict(states[name])
+                else:
+                    metric.merge([states[name]])
+
+    def compute(self) -> dict[str, Any]:
+        """The numbers and tables of the metrics that have taken something in, by name."""
+        values: dict[str, Any] = {}
+        for name, metric in self.metrics.items():
+            is_empty = metric.is_empty if isinstance(metric, Metric) else not self.fed
+            if is_empty:
+                continue
+            with _named(name):
+                value = metric.compute()
+            values.update(_parted(name, value, getattr(metric, "labels", None)))
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the metrics; metrics without ``state_dict`` are left out, with one warning."""
         self._tell_of_rest()
-        having = {name: metric for name, metric in self.metrics.items() if hasattr(metric, "state_dict")}
-        states = {name: map_tensors(dict(metric.state_dict()), plain) for name, metric in having.items()}
+        states = {}
+        for name, metric in self.metrics.items():
+            if hasattr(metric, "state_dict"):
+                states[name] = map_tensors(dict(metric.state_dict()), plain)
         return {"fed": self.fed, "metrics": states}
 
     def _tell_of_rest(self) -> None:
         """Warn of metrics that resume without their batches."""
+        if not self.fed or self.told:
+            return
         lacking = [f"{name!r} ({type(m).__name__})" for name, m in self.metrics.items() if not hasattr(m, "state_dict")]
-        if lacking and self.fed and not self.told:
+        if lacking:
             self.told = True
             warn(
                 f"metric {', '.join(lacking)} has no state_dict, and no checkpoint holds its values: in a "
@@ -158,13 +178,16 @@ class Metrics(Shown):
         if isinstance(metric, type):
             raise PluginError(f"Metrics: {metric.__name__} is a class; give an instance, {metric.__name__}()")
         if isinstance(metric, (Mean, MetricLike)):
-            half = half_a_state([each for each in STATE if callable(getattr(metric, each, None))])
+            methods = [each for each in STATE if callable(getattr(metric, each, None))]
+            half = half_a_state(methods)
             if isinstance(metric, Metric) and type(metric).state_dict is Metric.state_dict:
                 metric.state_dict()  # raises where the class's __init__ does not call that of Metric
             if half and not hasattr(metric, "merge"):  # which takes the place of load_state_dict
                 raise PluginError(f"Metrics: {metric!r} {half}")
             name = name or getattr(metric, "name", None)
-            return name if isinstance(name, str) else type(metric).__name__.lower(), metric
+            if not isinstance(name, str):
+                name = type(metric).__name__.lower()
+            return name, metric
         if not callable(metric):
             given = f"{name}={metric!r}" if name else repr(metric)
             hint = "; an argument's name names a metric, Metrics(top5=TopK(5))" if name else "; Accuracy() is one"
@@ -189,11 +212,18 @@ class Metrics(Shown):
     def higher_is_better(self, metric: str) -> bool | None:
         """Whether higher values of a metric, such as ``"val/f1"``, are better; None if it is unknown."""
         phase, _, key = metric.partition("/")
+        if self.phase not in (None, phase):
+            return None
         parts: dict[str, Any] = {}
-        if self.phase in (None, phase):
-            for name, each in self.prototypes.items():
-                parts.update(each.items() if hasattr(each, "items") else {name: each})
-        return getattr(parts.get(key, parts.get(key.partition("/")[0])), "higher_is_better", None)
+        for name, each in self.prototypes.items():
+            if hasattr(each, "items"):
+                parts.update(each.items())
+            else:
+                parts[name] = each
+        found = parts.get(key)
+        if found is None:  # one value of several
+            found = parts.get(key.partition("/")[0])
+        return getattr(found, "higher_is_better", None)
 
     @hookimpl
     def epoch_begin(self, learner: Learner, epoch: Epoch) -> None:
@@ -201,17 +231,23 @@ class Metrics(Shown):
         if self.phase not in (None, *learner.phases):
             known = ", ".join(learner.phases)
             raise PluginError(f"Metrics: no phase is called {self.phase!r}; they are {known}")
-        for name, metric in () if self._tried else self.prototypes.items():
-            if not (_needs_no_care(metric) or isinstance(metric, (Mean, FunctionMetric))):
-                _try(name, metric)
+        if not self._tried:
+            self._try_all()
         now = self._begin(learner, epoch)
         if learner.world.size > 1:
             for name, metric in now.metrics.items():
                 if not can_merge(metric):
                     raise PluginError(_unmergeable(name, metric, learner.world.size))
 
+    def _try_all(self) -> None:
+        """Raise for values of your own metrics that cannot be logged."""
+        for name, metric in self.prototypes.items():
+            if not _needs_no_care(metric) and not isinstance(metric, (Mean, FunctionMetric)):
+                _try(name, metric)
+
     def _begin(self, learner: Learner, epoch: Epoch) -> _Running:
-        if (now := self._idle.pop(epoch.name, None)) is None:
+        now = self._idle.pop(epoch.name, None)
+        if now is None:
             given = self.prototypes if self.phase in (None, epoch.name) else {}
             now = _Running({name: _copied(metric) for name, metric in given.items()})
         store = epoch.store(self)
@@ -286,19 +322,16 @@ class Metrics(Shown):
         now = epoch.keep(self).get("now") or self._begin(learner, epoch)
         if learner.world.size > 1 and now.metrics:
             self._merge(learner, phase, now)
-        values: dict[str, Any] = {}
-        for name, metric in now.metrics.items():
-            if metric.is_empty if isinstance(metric, Metric) else not now.fed:
-                continue
-            with _named(name):
-                value = metric.compute()
-            values.update(_parted(name, value, getattr(metric, "labels", None)))
+        prefix = f"{phase.name}/"
+        values = now.compute()
         for name in [name for name, value in values.items() if isinstance(value, Table)]:
-            table = self.tables[f"{phase.name}/{name}"] = values.pop(name)
-            learner.log(f"{phase.name}/{name}", table)
-        learner.metrics.update({f"{phase.name}/{name}": value for name, value in read(values).items()})
+            table = values.pop(name)
+            self.tables[f"{prefix}{name}"] = table
+            learner.log(f"{prefix}{name}", table)
+        learner.metrics.update({f"{prefix}{name}": value for name, value in read(values).items()})
         self._idle[phase.name] = now
-        if (around := epoch.keep(self)["around"]) is None:
+        around = epoch.keep(self)["around"]
+        if around is None:
             self._open.pop(phase.name, None)
         else:  # a hook ran the phase inside itself
             self._open[phase.name] = around
@@ -331,10 +364,15 @@ class Metrics(Shown):
             phase: The phase's name. Without an open epoch of it there are no values.
         """
         now = self._open.get(phase)
-        metrics = {} if now is None else now.metrics
-        own = {n: m for n, m in metrics.items() if isinstance(m, Metric) and not m.is_empty}
-        values = {name: metric.compute() for name, metric in own.items()}
-        return {name: value for name, value in values.items() if _is_number(value)}
+        if now is None:
+            return {}
+        values = {}
+        for name, metric in now.metrics.items():
+            if isinstance(metric, Metric) and not metric.is_empty:
+                value = metric.compute()
+                if _is_number(value):
+                    values[name] = value
+        return values
 
     def reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """The store from which one of ``size`` processes resumes, made of another number of processes' stores.
@@ -354,12 +392,13 @@ class Metrics(Shown):
         if not saved:
             return {}
         parts = saved if rank == 0 else []
-        metrics = {
-            name: self._together(name, [part["metrics"][name] for part in parts])
-            for name in saved[0]["metrics"]
-            if name in self.prototypes
-        }
-        return {"so_far": {"fed": any(part["fed"] for part in parts), "metrics": metrics}}
+        fed = any(part["fed"] for part in parts)
+        metrics = {}
+        for name in saved[0]["metrics"]:
+            if name in self.prototypes:
+                states = [part["metrics"][name] for part in parts]
+                metrics[name] = self._together(name, states)
+        return {"so_far": {"fed": fed, "metrics": metrics}}
 
     def _together(self, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The state of a metric that holds what these hold; an empty one if there are none."""
@@ -429,8 +468,11 @@ def _labels(metric: str, count: int, given: Sequence[str] | None) -> list[str]:
 def _table(matrix: Tensor, names: list[str]) -> Table:
     """A matrix with its columns' names, which are also the rows' if there are as many."""
     rows = matrix.tolist()  # host sync: a table is read at the epoch's end
-    sides = names if len(rows) == len(names) else [str(i) for i in range(len(rows))]
-    return Table(["", *names], [[side, *row] for side, row in zip(sides, rows, strict=True)])
+    sides = names
+    if len(rows) != len(names):
+        sides = [str(i) for i in range(len(rows))]
+    named_rows = [[side, *row] for side, row in zip(sides, rows, strict=True)]
+    return Table(["", *names], named_rows)
 
 
 def _try(name: str, metric: Any, fed: bool = False) -> None:
@@ -445,8 +487,10 @@ def _try(name: str, metric: Any, fed: bool = False) -> None:
             value = tried.compute()
     except Exception:
         return  # it needs more than that
-    if fed or not _is_blank(value):
-        _parted(name, value, getattr(metric, "labels", None) if fed else None)
+    if fed:
+        _parted(name, value, getattr(metric, "labels", None))
+    elif not _is_blank(value):
+        _parted(name, value)
 
 
 def _is_blank(value: Any) -> bool:
@@ -458,7 +502,9 @@ def _is_blank(value: Any) -> bool:
 
 def _copied(metric: Any) -> Any:
     metric = ungrouped(copy.deepcopy(metric))
-    parts: list[Any] = [*metric.modules()] if isinstance(metric, torch.nn.Module) else [metric]
+    parts: list[Any] = [metric]
+    if isinstance(metric, torch.nn.Module):
+        parts = list(metric.modules())
     for each in parts:
         if callable(getattr(each, "persistent", None)):
             each.persistent(True)  # else the state_dict of a torchmetrics object is empty
@@ -484,5 +530,7 @@ def _is_number(value: Any) -> bool:
 
 def _note(error: Exception, name: str, made: Mapping[str, Any]) -> None:
     """Say which metric raised an error, and for which values."""
-    seen = ", ".join(f"{word}: {describe(made.get(word))}" for word in ("outputs", "targets"))
-    error.add_note(f"metric {name!r} raised this; {seen}" if name else f"the metrics raised this; {seen}")
+    who = f"metric {name!r}" if name else "the metrics"
+    outputs = describe(made.get("outputs"))
+    targets = describe(made.get("targets"))
+    error.add_note(f"{who} raised this; outputs: {outputs}, targets: {targets}")
