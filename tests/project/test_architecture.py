@@ -11,7 +11,11 @@ from torch import nn, optim
 
 from loopkit import Learner, hookimpl
 
-PAGE = (Path(__file__).parents[2] / "docs/architecture.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/architecture.md").read_text()
+WINGS = ["compile", "step", "life", "kept"]
+SCREEN = 50
+"""Lines of a page that one can take in at a glance."""
 
 
 class Listener:
@@ -48,7 +52,16 @@ def test_page_lists_the_functions_in_the_order_of_a_run(heading: str) -> None:
 
 
 def test_page_names_files_that_exist() -> None:
-    home = Path(__file__).parents[2] / "loopkit"
     files = re.findall(r"`((?:\w+/)*\w+\.py)`", PAGE)
     assert len(files) > 30
-    assert [file for file in files if not (home / file).exists() and not (home.parent / file).exists()] == []
+    assert [file for file in files if not (ROOT / "loopkit" / file).exists() and not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_page_of_a_wing_lists_its_files(wing: str) -> None:
+    page = (ROOT / f"docs/engine-{wing}.md").read_text()
+    table = [line.rpartition("|")[0].rpartition("|")[0] for line in page.splitlines() if line.startswith("|")]
+    listed = re.findall(r"`(\w+\.py)`", "\n".join(table))
+    files = [path.name for path in (ROOT / "loopkit/engine" / wing).rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(listed) == sorted(files)
+    assert len(page.splitlines()) <= SCREEN

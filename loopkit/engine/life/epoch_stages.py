@@ -179,9 +179,10 @@ class Opened(Stage):
         self._logbook.move_to(epoch)
 
     def leave(self, epoch: Epoch, error: BaseException | None) -> None:
-        """Close it."""
-        self._running.epochs.remove(epoch)
-        self._logbook.move_to(epoch.outer)
+        """Close it, unless an interrupt came before it was open."""
+        if epoch in self._running.epochs:
+            self._running.epochs.remove(epoch)
+            self._logbook.move_to(epoch.outer)
 
 
 class Modules(Stage):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from house import bare
 
 
@@ -44,3 +45,18 @@ def test_stage_that_fails_leaves_those_that_have_begun_in_reverse():
     except OSError:
         left.append("raised")
     assert left == [("two", "OSError('disk')"), ("one", "OSError('disk')"), "raised"]
+
+
+def test_interrupt_that_comes_before_an_epoch_is_open_is_the_error(monkeypatch):
+    learner = bare()
+    epoch = learner.epoch("train")
+
+    def interrupt(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(epoch, "nest", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        epoch.__enter__()
+    with learner.epoch("train"):
+        pass
+    assert learner.progress.epochs == 1
