@@ -25,7 +25,7 @@ from loopkit.base.generators import comparable_state, is_generator
 from loopkit.engine.kept.witness.class_values import class_values
 from loopkit.engine.kept.witness.iterators import is_iterator, place_of
 from loopkit.engine.kept.witness.tensor_content import content_of
-from loopkit.engine.kept.witness.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, HeldBy, walk
+from loopkit.engine.kept.witness.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, HeldBy, slots, walk
 
 NUMBERS = (bool, int, float, complex)
 VALUES = (*PLAIN, Enum, Decimal, Fraction)
@@ -283,7 +283,7 @@ def _attributes(owner: Any) -> dict[str, Any]:
 
 def is_left(owner: Any, name: Any) -> bool:
     """Whether an attribute is a cache, by its name, by ``cached_property``, or as its owner declares."""
-    if not isinstance(name, str) or type(owner) in MAPPINGS or name not in _attributes(owner):
+    if not isinstance(name, str) or type(owner) in MAPPINGS or not (name in _attributes(owner) or name in slots(owner)):
         return False
     if "cache" in name.lower() or is_volatile(owner, name):
         return True

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -44,9 +45,8 @@ def walk(
 ) -> Iterator[Found]:
     """Yield an object and everything that it holds, breadth first, each object once.
 
-    It reads ``vars()``, built-in containers by their exact type, and the parts of bound methods and of
-    ``functools.partial``: never a property, ``__getattr__``, ``__len__``, ``__iter__`` or ``__slots__`` of a class of
-    the user's.
+    It reads ``vars()``, ``__slots__``, built-in containers by their exact type, and the parts of bound methods and of
+    ``functools.partial``: never a property, ``__getattr__``, ``__len__`` or ``__iter__`` of a class of the user's.
 
     Args:
         root: The object.
@@ -90,6 +90,8 @@ def can_hold(value: Any) -> bool:
 
 def has_attributes(value: Any) -> bool:
     """Whether an object has attributes of its own, asked without ``__getattr__``."""
+    if _members(type(value)):
+        return True
     try:
         return type(object.__getattribute__(value, "__dict__")) is dict
     except AttributeError:
@@ -127,8 +129,36 @@ def _named(value: Any) -> list[tuple[str, Any]]:
     kind = type(value)
     if kind in HOLDERS:
         return [(name, getattr(value, name)) for name in HOLDERS[kind]]
-    return list(object.__getattribute__(value, "__dict__").items())
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        attributes = {}
+    return [*attributes.items(), *slots(value).items()]
 
+
+def slots(value: Any) -> dict[str, Any]:
+    """Return the filled ``__slots__`` of an object, read without its code."""
+    found: dict[str, Any] = {}
+    for name, member in _members(type(value)):
+        try:
+            found[name] = member.__get__(value)
+        except AttributeError:  # an empty one
+            continue
+    return found
+
+
+def _members(kind: type) -> tuple[tuple[str, Any], ...]:
+    """The slots of a class by name."""
+    known = _MEMBERS.get(kind)
+    if known is None:
+        bases = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+        members = [each for base in bases for each in base.items() if type(each[1]) is types.MemberDescriptorType]
+        known = _MEMBERS[kind] = tuple(members)
+    return known
+
+
+_MEMBERS: WeakKeyDictionary[type, tuple[tuple[str, Any], ...]] = WeakKeyDictionary()
+"""The slots of classes that were looked at."""
 
 HOLDERS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
