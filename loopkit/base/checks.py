@@ -99,12 +99,17 @@ def one_of(
         checks.one_of("Schedule", ("update", "epoch"), every=every)
     """
     *others, last = map(repr, choices)
+    listed = f"{', '.join(others)} or {last}" if others else last
     words = [choice for choice in choices if isinstance(choice, str)]
     for name, value in options.items():
-        is_word = isinstance(value, str)
-        if value not in words if is_word else not any(value is choice for choice in choices):
-            hint = nearest(value, words) if is_word else ""
-            _wrong(owner, name, value, f"{', '.join(others)} or {last}{hint}" if others else f"{last}{hint}", error)
+        hint = ""
+        if isinstance(value, str):
+            if value in words:
+                continue
+            hint = nearest(value, words)
+        elif any(value is choice for choice in choices):
+            continue
+        _wrong(owner, name, value, f"{listed}{hint}", error)
 
 
 def _is_number(value: Any, infinite: bool) -> bool:

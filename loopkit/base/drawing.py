@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import cycle
 from typing import Any
 
 COLORS = ("#3d6be0", "#c8590f", "#0d8a6a", "#a03fb0", "#8a6d00", "#c2334d", "#2b7fa8", "#6b6b6b")
@@ -42,25 +43,35 @@ def line_chart(
     1
     """
     marks = marks or {}
-    drawn = {name: [point for point in points if _is_drawn(point, log)] for name, points in curves.items()}
+    drawn = {}
+    for name, points in curves.items():
+        drawn[name] = [point for point in points if _is_drawn(point, log)]
     xs = [point[0] for points in drawn.values() for point in points]
     ys = [point[1] for points in drawn.values() for point in points]
     place_x = _placing([*xs, *marks.values()], LEFT, WIDTH - RIGHT, log)
     place_y = _placing(ys, HEIGHT - BOTTOM, TOP, False)
-    parts = [_text(WIDTH / 2, 14, title, "middle", bold=True), _text(WIDTH / 2, HEIGHT - 2, x, "middle")]
+    middle = WIDTH / 2
+    parts = [
+        _text(middle, 14, title, "middle", bold=True),
+        _text(middle, HEIGHT - 2, x, "middle"),
+    ]
     parts += [_tick_y(value, place_y(value)) for value in _ticks(ys, False)]
     parts += [_tick_x(at, place_x(at)) for at in _ticks(xs, log)]
-    colors = {name: COLORS[number % len(COLORS)] for number, name in enumerate(drawn)}
+    colors = dict(zip(drawn, cycle(COLORS), strict=False))
     for name, points in drawn.items():
-        parts.append(_line([(place_x(at), place_y(value)) for at, value in points], colors[name]))
+        places = [(place_x(at), place_y(value)) for at, value in points]
+        parts.append(_line(places, colors[name]))
     parts += [_mark(place_x(at)) for at in marks.values()]
     parts += _legend({**colors, **dict.fromkeys(marks, "gray")})
+    return _svg(parts, f"{title} over {x}: {', '.join(drawn)}")
+
+
+def _svg(parts: Sequence[str], label: str) -> str:
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     style = 'font-family="sans-serif" font-size="11" fill="currentColor"'
-    label = escape(f"{title} over {x}: {', '.join(drawn)}")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style} role="img" aria-label="{label}">{"".join(parts)}</svg>'
-    )
+    label = escape(label)
+    content = "".join(parts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style} role="img" aria-label="{label}">{content}</svg>'
 
 
 def charts(rows: Sequence[Mapping[str, Any]], x: str) -> str:
@@ -75,14 +86,20 @@ def charts(rows: Sequence[Mapping[str, Any]], x: str) -> str:
     """
     panels: dict[str, dict[str, list[Point]]] = {}
     for row in rows:
-        for name in (name for name in row if "/" in name):
-            phase, _, metric = name.partition("/")
-            panels.setdefault(metric, {}).setdefault(phase, []).append((row[x], row[name]))
-    return f"<div>{''.join(line_chart(curves, metric, x) for metric, curves in panels.items())}</div>"
+        for name, value in row.items():
+            phase, slash, metric = name.partition("/")
+            if slash:
+                curves = panels.setdefault(metric, {})
+                curves.setdefault(phase, []).append((row[x], value))
+    drawn = [line_chart(curves, metric, x) for metric, curves in panels.items()]
+    return f"<div>{''.join(drawn)}</div>"
 
 
 def _is_drawn(point: Point, log: bool) -> bool:
-    return math.isfinite(point[0]) and math.isfinite(point[1]) and (point[0] > 0 or not log)
+    x, y = point
+    if log and not x > 0:
+        return False
+    return math.isfinite(x) and math.isfinite(y)
 
 
 def _placing(values: Sequence[float], begin: float, end: float, log: bool) -> Callable[[float], float]:
@@ -105,10 +122,13 @@ def _ticks(values: Sequence[float], log: bool) -> list[float]:
         first = math.ceil(math.log10(low))
         last = math.floor(math.log10(high))
         each = max((last - first) // 4, 1)
-        return [10.0**power for power in range(first, last + 1, each)] or [low, high]
+        powers = [10.0**power for power in range(first, last + 1, each)]
+        return powers or [low, high]
     size = 10 ** math.floor(math.log10((high - low) / 4))
     step = next(size * factor for factor in STEPS if size * factor * 4 >= high - low)
-    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    first = math.ceil(low / step)
+    last = math.floor(high / step)
+    return [number * step for number in range(first, last + 1)]
 
 
 def _line(points: list[Point], color: str) -> str:

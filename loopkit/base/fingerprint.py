@@ -19,11 +19,14 @@ def fingerprint(tensor: Tensor) -> str | None:
     """
     held = tensor.detach()
     if hasattr(held, "__tensor_flatten__"):
-        parts = [fingerprint(getattr(held, name)) for name in held.__tensor_flatten__()[0]]
+        names, _ = held.__tensor_flatten__()
+        parts = [fingerprint(getattr(held, name)) for name in names]
         if None in parts:
             return None
         return digest([type(held).__name__, *parts])
-    return digest(held) if held.layout is torch.strided else None
+    if held.layout is not torch.strided:
+        return None
+    return digest(held)
 
 
 def told(names: Collection[str]) -> str:
@@ -36,19 +39,17 @@ def told(names: Collection[str]) -> str:
 
 def without_same(models: Mapping[str, Mapping[str, Any]], left: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """The weights of models, except unchanged ones that were left out."""
-    same = {
-        name: {
-            key: made for key, made in keys.items() if key in models[name] and fingerprint(models[name][key]) == made
-        }
-        for name, keys in left.items()
-        if name in models
-    }
+    same: dict[str, list[str]] = {}
+    for name, values in models.items():
+        made = left.get(name, {})
+        same[name] = [key for key in made if key in values and fingerprint(values[key]) == made[key]]
     return without(models, same)
 
 
 def without(models: Mapping[str, Mapping[str, Any]], left: Mapping[str, Collection[str]]) -> dict[str, Any]:
     """The values of models without some names."""
-    return {
-        name: {key: value for key, value in values.items() if key not in left.get(name, ())}
-        for name, values in models.items()
-    }
+    kept = {}
+    for name, values in models.items():
+        gone = left.get(name, ())
+        kept[name] = {key: value for key, value in values.items() if key not in gone}
+    return kept

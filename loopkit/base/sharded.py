@@ -50,16 +50,16 @@ def _whole(value: Any, made: dict[int, Tensor]) -> Any:
 def weights(model: nn.Module, whole: Callable[[Any], Any] = whole) -> dict[str, Any]:
     """The ``state_dict`` of a model, with sharded tensors made whole by default; tied ones stay the same tensor."""
     state = dict(model.state_dict())
-    if any(is_sharded(value) for value in state.values()):
-        first: dict[int, str] = {}
-        tied = {
-            name: earlier
-            for name, p in model.named_parameters(remove_duplicate=False)
-            if (earlier := first.setdefault(id(p), name)) != name and {name, earlier} <= state.keys()
-        }
-        made = whole({name: value for name, value in state.items() if name not in tied})
-        state = {name: made[tied.get(name, name)] for name in state}
-    return state
+    if not any(is_sharded(value) for value in state.values()):
+        return state
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        earlier = first.setdefault(id(parameter), name)
+        if earlier != name and name in state and earlier in state:
+            tied[name] = earlier
+    made = whole({name: value for name, value in state.items() if name not in tied})
+    return {name: made[tied.get(name, name)] for name in state}
 
 
 def like(value: Any, other: Any) -> Any:
@@ -80,7 +80,9 @@ def like(value: Any, other: Any) -> Any:
 
 def like_parameter(value: Any, param: Tensor) -> Any:
     """A value of an optimizer's state, sharded as its parameter is, if it has a number for each of the parameter's."""
-    return like(value, param) if isinstance(value, Tensor) and value.shape == param.shape else value
+    if not isinstance(value, Tensor) or value.shape != param.shape:
+        return value
+    return like(value, param)
 
 
 def part(tensor: Tensor) -> Tensor:
@@ -90,7 +92,7 @@ def part(tensor: Tensor) -> Tensor:
 
 def parts(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The parts of tensors that this process holds, without empty ones."""
-    return [mine for tensor in tensors if (mine := part(tensor)).numel()]
+    return [mine for mine in map(part, tensors) if mine.numel()]
 
 
 def values(tensor: Tensor) -> Tensor:
@@ -107,7 +109,11 @@ def _values(tensor: Tensor) -> Tensor:
 
 def with_values(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The numbers of tensors, without empty sparse ones; one zero if all are empty."""
-    found = [each for tensor in tensors if (each := values(tensor)) is tensor or each.numel()]
+    found = []
+    for tensor in tensors:
+        numbers = values(tensor)
+        if numbers is tensor or numbers.numel():
+            found.append(numbers)
     return found or [torch.zeros((), dtype=each.dtype, device=each.device) for each in tensors[:1]]
 
 

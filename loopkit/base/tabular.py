@@ -42,15 +42,15 @@ def html(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     from html import escape  # which holds the names of all characters
 
     sides = ["right" if numbers else "left" for numbers in _of_numbers(columns, rows)]
-    lines = [("th", columns), *(("td", row) for row in rows)]
-    made = (
-        "".join(
-            f'<{tag} style="text-align: {side}">{escape(_shown(cell))}</{tag}>'
-            for cell, side in zip(line, sides, strict=True)
-        )
-        for tag, line in lines
-    )
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in made)}</table>"
+
+    def line(tag: str, cells: Sequence[Any]) -> str:
+        made = []
+        for cell, side in zip(cells, sides, strict=True):
+            made.append(f'<{tag} style="text-align: {side}">{escape(_shown(cell))}</{tag}>')
+        return f"<tr>{''.join(made)}</tr>"
+
+    lines = [line("th", columns), *(line("td", row) for row in rows)]
+    return f"<table>{''.join(lines)}</table>"
 
 
 def paragraph(text: str) -> str:
@@ -90,7 +90,9 @@ def _shown(cell: Any) -> str:
         return ""
     if isinstance(cell, float):
         return f"{cell:.6g}"
-    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return f"{cell:,}"
+    return str(cell)
 
 
 def _cut(text: str, width: int) -> str:
@@ -99,4 +101,5 @@ def _cut(text: str, width: int) -> str:
     if text.endswith(" ..."):  # a list that was cut: of what is left, whole words
         return shorten(text[:-4], width, placeholder=" ...")
     head = (width - 1) // 2
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+    tail = len(text) - (width - 1 - head)
+    return f"{text[:head]}…{text[tail:]}"

@@ -32,8 +32,9 @@ def some(items: Collection[str], most: int = 3) -> str:
     >>> some(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
-    rest = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(list(items)[:most]) + rest
+    shown = ", ".join(list(items)[:most])
+    more = len(items) - most
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -73,7 +74,8 @@ def check_call(
     trace = error.__traceback__
     if trace is None or trace.tb_next is None:  # the function itself did not begin
         call = _Call(function, args, given)
-        raise CallError(call.unknown(instead) or call.too_many() or call.twice() or call.lacking()) from None
+        message = call.unknown(instead) or call.too_many() or call.twice() or call.lacking()
+        raise CallError(message) from None
 
 
 class _Call:
@@ -82,7 +84,9 @@ class _Call:
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
         shape = inspect.signature(function).parameters
         own = args[:1] if "self" in shape else ()
-        self.owner = type(own[0]).__name__ if own and function.__name__ == "__init__" else function.__qualname__
+        self.owner = function.__qualname__
+        if own and function.__name__ == "__init__":
+            self.owner = type(own[0]).__name__
         self.parameters = [each for each in shape.values() if each.name != "self"]
         self.count = len(args) - len(own)
         self.given = given
@@ -97,7 +101,9 @@ class _Call:
 
     def unknown(self, instead: Mapping[str, str]) -> str:
         """The message about the first unknown name, with the name to write."""
-        unknown = [] if self.open_names else [name for name in self.given if name not in self.names]
+        if self.open_names:
+            return ""
+        unknown = [name for name in self.given if name not in self.names]
         if not unknown:
             return ""
         name = unknown[0]
@@ -111,20 +117,27 @@ class _Call:
         if self.open_places or self.count <= len(self.places):
             return ""
         by_name = ", ".join(name for name in self.names if name not in self.places)
-        first = f"takes only {', '.join(self.places)} by position" if self.places else "takes no argument by position"
+        first = "takes no argument by position"
+        if self.places:
+            first = f"takes only {', '.join(self.places)} by position"
         rest = f": give the others by name ({by_name})" if by_name else ""
         return f"{self.owner} {first}, not {self.count}{rest}"
 
     def twice(self) -> str:
         """The message about an argument that comes by position and by name."""
-        twice = [name for name in self.places[: self.count] if name in self.given]
-        return f"{self.owner} gets {twice[0]!r} twice, by position and by name: leave one out" if twice else ""
+        for name in self.places[: self.count]:
+            if name in self.given:
+                return f"{self.owner} gets {name!r} twice, by position and by name: leave one out"
+        return ""
 
     def lacking(self) -> str:
         """The message about required arguments that are missing."""
         known = {*self.given, *self.places[: self.count]}
-        required = [each.name for each in self.parameters if each.name in self.names and each.default is each.empty]
-        names = [name for name in required if name not in known]
+        names = []
+        for each in self.parameters:
+            is_required = each.name in self.names and each.default is each.empty
+            if is_required and each.name not in known:
+                names.append(each.name)
         line = ", ".join(f"{name}=..." for name in names)
         return f"{self.owner} lacks {' and '.join(map(repr, names))}: write {self.owner}({line})"
 
@@ -137,7 +150,8 @@ def half_a_state(has: Collection[str]) -> str:
     """The message for an object that has one of `STATE` without the other; else an empty string."""
     if len(has) != 1:
         return ""
-    (there,), (lacks,) = has, {*STATE} - {*has}
+    (there,) = has
+    (lacks,) = {*STATE} - {there}
     return f"has {there}, but no {lacks}: the saved state could not be loaded. Add {lacks}, or remove {there}"
 
 

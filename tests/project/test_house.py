@@ -165,8 +165,8 @@ class Row:
 ROWS = [
     #   what                                                                bound   goal
     Row("tokens of loopkit",                                                None,  None, tokens_of_the_core),
-    Row("tokens a statement, the mean",                                     10.71, 10.0, mean_tokens),
-    Row("tokens a statement, the 95th percentile",                            27,    24, tokens_of_long_statements),
+    Row("tokens a statement, the mean",                                     10.55, 10.0, mean_tokens),
+    Row("tokens a statement, the 95th percentile",                            25,    24, tokens_of_long_statements),
     Row("functions of more than 15 branches",                                  2,     1, functions_above_15_branches),
     Row("ternaries in a ternary",                                               0,     0, ternaries_in_ternaries),
     Row("assignments of unrelated values in one line",                         47,    80, unrelated_assignments),

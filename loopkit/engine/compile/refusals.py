@@ -49,15 +49,23 @@ def check_names(
 ) -> None:
     """Raise for unknown names of states and plugins."""
     names = {*plugins, *map(provided, plugins.values())} - {""}
-    written = {s for i in implementations for s in (*i.entry.writes, *i.entry.updates)}
-    for each in implementations:
-        where = f"plugin {each.entry.plugin!r}, {each.hook.name}"
-        for state in (*each.entry.reads, *each.entry.updates, *each.entry.writes):
+    written: set[str] = set()
+    for impl in implementations:
+        written.update(impl.entry.writes, impl.entry.updates)
+    for impl in implementations:
+        where = _place(impl)
+        entry = impl.entry
+        for state in (*entry.reads, *entry.updates, *entry.writes):
             _check_state(state, where, names, written)
-        for word in (*each.entry.before, *each.entry.after):
+        for word in (*entry.before, *entry.after):
             _check_word(word, where, names)
-    for word in (word for chain in chains for word in chain):
-        _check_word(word, "order", names)
+    for chain in chains:
+        for word in chain:
+            _check_word(word, "order", names)
+
+
+def _place(impl: Implementation) -> str:
+    return f"plugin {impl.entry.plugin!r}, {impl.hook.name}"
 
 
 def _check_state(state: str, where: str, names: set[str], written: set[str]) -> None:
@@ -77,25 +85,35 @@ def _check_word(word: str, where: str, names: set[str]) -> None:
         return
     from loopkit.found.installed import plugin_names
 
-    if word in (elsewhere := plugin_names()):
+    elsewhere = plugin_names()
+    if word in elsewhere:
         return
-    if hint := nearest(word, {*names, *PROVIDES, *elsewhere}):
+    hint = nearest(word, {*names, *PROVIDES, *elsewhere})
+    if hint:
         raise OrderError(f"{where}: no plugin is called {word!r}{hint}")
 
 
 def check_owners(plugins: Mapping[str, Any]) -> None:
     """Raise for two owners of one state."""
     owners: list[tuple[str, str]] = []
+    known = {*STATES, *PROVIDES, *plugins}
     for name, plugin in plugins.items():
-        for state in declared(plugin, "owns", getattr(plugin, "owns", ())):
+        for state in _owned(plugin):
             root = state.split(".")[0]
-            if root.isidentifier() and root not in {*STATES, *PROVIDES, *plugins}:
-                if hint := nearest(root, STATES):
-                    raise PluginError(f"plugin {name!r}: owns {state!r}, but no state is called so{hint}")
+            hint = nearest(root, STATES) if root.isidentifier() and root not in known else ""
+            if hint:
+                raise PluginError(f"plugin {name!r}: owns {state!r}, but no state is called so{hint}")
             for other, theirs in owners:
-                if other != name and overlaps(state, theirs) and not (_pattern(state) and _pattern(theirs)):
-                    raise PluginConflict(f'{other!r} and {name!r} both own "{state}": {_way_out(state)}')
+                if other == name or not overlaps(state, theirs):
+                    continue
+                if _pattern(state) and _pattern(theirs):
+                    continue  # `check_trainable` compares the parameters
+                raise PluginConflict(f'{other!r} and {name!r} both own "{state}": {_way_out(state)}')
             owners.append((name, state))
+
+
+def _owned(plugin: Any) -> tuple[str, ...]:
+    return declared(plugin, "owns", getattr(plugin, "owns", ()))
 
 
 def check_replacement(hook: str, plugins: Sequence[str], phase: Phase) -> None:
@@ -107,12 +125,10 @@ def check_replacement(hook: str, plugins: Sequence[str], phase: Phase) -> None:
 
 def check_trainable(plugins: Mapping[str, Any], models: Mapping[str, nn.Module]) -> None:
     """Raise for two plugins that decide whether the same parameter is trained: owners of ``trainable.<pattern>``."""
-    owned = [
-        (name, pattern)
-        for name, plugin in plugins.items()
-        for state in declared(plugin, "owns", getattr(plugin, "owns", ()))
-        if (pattern := _pattern(state))
-    ]
+    owned = []
+    for name, plugin in plugins.items():
+        patterns = filter(None, map(_pattern, _owned(plugin)))
+        owned += [(name, pattern) for pattern in patterns]
     if not owned:
         return
     from loopkit.groups import covers, named_parameters
@@ -120,15 +136,17 @@ def check_trainable(plugins: Mapping[str, Any], models: Mapping[str, nn.Module])
     for path, _ in named_parameters(models):
         names = sorted({name for name, pattern in owned if covers(pattern, path)})
         if len(names) > 1:
+            both = " and ".join(map(repr, names))
             raise PluginConflict(
-                f'{" and ".join(map(repr, names))} both own "trainable" of parameter {path!r}: give them patterns of '
-                f"different parameters, or keep one of them"
+                f'{both} both own "trainable" of parameter {path!r}: give them patterns of different parameters, or '
+                f"keep one of them"
             )
 
 
 def _pattern(state: str) -> str:
     """The pattern in ``"trainable.<pattern>"``; else an empty string."""
-    return state.partition(".")[2] if state.startswith("trainable.") else ""
+    root, _, pattern = state.partition(".")
+    return pattern if root == "trainable" else ""
 
 
 def _way_out(state: str) -> str:
@@ -143,13 +161,16 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
     emitted = _emitted(phases)
     phase_names = [phase.name for phase in phases]
     makers = {*plugins, *map(provided, plugins.values())}
-    changed = [state for impl in implementations for state in (*impl.entry.writes, *impl.entry.updates)]
-    written = [state for state in changed if state != EVERYTHING]
+    written: list[str] = []
     for impl in implementations:
-        where = f"plugin {impl.entry.plugin!r}, {impl.hook.name}"
+        changed = (*impl.entry.writes, *impl.entry.updates)
+        written += [state for state in changed if state != EVERYTHING]
+    for impl in implementations:
+        where = _place(impl)
         _check_phase_names(impl.phase, where, phase_names)
         may_never_come = getattr(impl.plugin, "optional", ())  # hooks that a plugin can do without
-        if impl.hook.kind == "event" and impl.hook.name not in {*emitted, *may_never_come}:
+        hook = impl.hook
+        if hook.kind == "event" and hook.name not in emitted and hook.name not in may_never_come:
             raise PluginError(
                 f"{where}: no known phase emits this event; the phases are {', '.join(phase_names)}. "
                 f"Give the phase that does: Learner(phases=[...])"
@@ -164,10 +185,11 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
 
 def _emitted(phases: Sequence[Phase]) -> set[str]:
     """The hooks of the events that come with these phases."""
-    emitted = {event.hook for phase in phases for event in phase.events()}
-    emitted |= {FitBegin.hook, CycleEnd.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
-    if any(phase.training and phase.own_updates for phase in phases):  # `check_own` goes by the phase and the plugin
-        emitted |= {event.hook for event in TRAINING_EVENTS}
+    emitted = {FitBegin.hook, CycleEnd.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
+    for phase in phases:
+        emitted |= {event.hook for event in phase.events()}
+        if phase.training and phase.own_updates:  # `check_own` goes by the phase and the plugin
+            emitted |= {event.hook for event in TRAINING_EVENTS}
     return emitted
 
 
@@ -181,19 +203,21 @@ def _check_metric(state: str, where: str, phases: Sequence[str], written: Sequen
         return
     made = [other.partition(".")[2] for other in written if other.startswith("metrics.")]
     names = sorted({name.replace("*/", f"{phase}/") for name in made})
-    raise PluginError(
-        f"{where}: reads {state!r}, which no plugin makes{nearest(metric, names)}; "
-        f"made are {', '.join(names) or 'none'}"
-    )
+    hint = nearest(metric, names)
+    listed = ", ".join(names) or "none"
+    raise PluginError(f"{where}: reads {state!r}, which no plugin makes{hint}; made are {listed}")
 
 
 def _check_phase_names(chosen: Any, where: str, known: Sequence[str]) -> None:
     """Raise for the name of a phase that is a misspelling of a known one; of others, no hook is ever called."""
-    for name in chosen if isinstance(chosen, tuple) else (chosen,):
+    names = chosen if isinstance(chosen, tuple) else (chosen,)
+    for name in names:
         if not isinstance(name, str) or name == TRAINING or name in known:
             continue
+        hint = nearest(name, [*known, TRAINING])
         meant = OTHER_WORDS.get(name)
-        hint = f" (did you mean {meant!r}?)" if meant in known else nearest(name, [*known, TRAINING])
+        if meant in known:
+            hint = f" (did you mean {meant!r}?)"
         if hint:
             raise PluginError(
                 f"{where}: phase={name!r}, and no phase is called so{hint}; the phases are {', '.join(known)}. If it "
@@ -230,14 +254,16 @@ def _in_words(impl: Implementation) -> str:
     if impl.phase is None:
         return impl.hook.name
     kinds = impl.phase if isinstance(impl.phase, tuple) else (impl.phase,)
-    return f"{impl.hook.name} of {' or '.join(kind if isinstance(kind, str) else kind.__name__ for kind in kinds)}"
+    names = [kind if isinstance(kind, str) else kind.__name__ for kind in kinds]
+    return f"{impl.hook.name} of {' or '.join(names)}"
 
 
 def idle(name: str, hooks: Sequence[str], phases: Sequence[Phase]) -> str:
     """The message for a plugin that is never called."""
+    ran = ", ".join(sorted({phase.name for phase in phases}))
     return (
         f"plugin {name!r} is never called: none of its hooks ({', '.join(hooks)}) can fire in the phases that run "
-        f"({', '.join(sorted({phase.name for phase in phases}))}). Take it out, or give the data or the phase that it "
+        f"({ran}). Take it out, or give the data or the phase that it "
         f"waits for; a plugin that may stay idle lists these hooks in its class: optional = (...)"
     )
 
@@ -250,22 +276,21 @@ def check_monitors(
     Phases of the user's own count as run: a hook may run them.
     """
     for reader, phase in _readers(implementations):
-        if phase not in runs and phase in phases and is_standard(phases[phase]):
-            raise PluginError(
-                f"{reader}, but this fit does not run phase {phase!r}: "
-                f"{'give fit(train, val) data, or ' if phase == 'val' else ''}let it read a metric of a phase that is "
-                f"run. If a hook runs it, give it a phase of its own: Learner(phases=[ValidationPhase(name='probe')])"
-            )
+        if phase in runs or phase not in phases or not is_standard(phases[phase]):
+            continue
+        give = "give fit(train, val) data, or " if phase == "val" else ""
+        raise PluginError(
+            f"{reader}, but this fit does not run phase {phase!r}: "
+            f"{give}let it read a metric of a phase that is "
+            f"run. If a hook runs it, give it a phase of its own: Learner(phases=[ValidationPhase(name='probe')])"
+        )
 
 
 def check_modes(plugins: Mapping[str, Any]) -> None:
     """Raise for a plugin that reads a metric of unknown mode, before any plugin has acted."""
     for plugin in plugins.values():
-        if (
-            isinstance(getattr(plugin, "monitor", None), str)
-            and hasattr(plugin, "mode")
-            and getattr(plugin, "needs_mode", True)
-        ):
+        monitors = isinstance(getattr(plugin, "monitor", None), str)
+        if monitors and hasattr(plugin, "mode") and getattr(plugin, "needs_mode", True):
             from loopkit.criteria.directions import direction
 
             direction(plugin, plugins.values())
@@ -273,11 +298,11 @@ def check_modes(plugins: Mapping[str, Any]) -> None:
 
 def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:
     """The messages for plugins with ``mode="min"`` on a metric that is better where it is higher."""
-    lowest = [
-        (type(plugin).__name__, metric)
-        for plugin in plugins.values()
-        if isinstance(metric := getattr(plugin, "monitor", None), str) and getattr(plugin, "mode", None) == "min"
-    ]
+    lowest = []
+    for plugin in plugins.values():
+        metric = getattr(plugin, "monitor", None)
+        if isinstance(metric, str) and getattr(plugin, "mode", None) == "min":
+            lowest.append((type(plugin).__name__, metric))
     if not lowest:
         return []
     from loopkit.criteria.directions import better
@@ -301,34 +326,41 @@ def never_made(implementations: Sequence[Implementation], made: Iterable[str]) -
 
 def _readers(implementations: Sequence[Implementation]) -> list[tuple[str, str]]:
     """The hooks that read a metric, in words, and its phase."""
-    return [
-        (f"plugin {impl.entry.plugin!r}, {impl.hook.name}: reads the metric {match[1]!r}", match[2])
-        for impl in implementations
-        for state in impl.entry.reads
-        if (match := METRIC.fullmatch(state))
-    ]
+    readers = []
+    for impl in implementations:
+        for state in impl.entry.reads:
+            match = METRIC.fullmatch(state)
+            if match:
+                metric, phase = match.groups()
+                readers.append((f"{_place(impl)}: reads the metric {metric!r}", phase))
+    return readers
 
 
 def shown_plugin(plugin: Any) -> str:
     """The plugin, or its class where its ``repr`` is no more than an address."""
-    said = repr(plugin)
-    return f"a {type(plugin).__name__}" if " object at 0x" in said else said
+    shown = repr(plugin)
+    if " object at 0x" in shown:
+        return f"a {type(plugin).__name__}"
+    return shown
 
 
 def check_plugin(plugin: Any, name: str) -> None:
     """Check a plugin where pluggy would accept it silently, or raise without a fix."""
     where = f"plugin {name!r} ({type(plugin).__name__})"
     word = provided(plugin)
-    if not isinstance(word, str) or not (word == "" or word.isidentifier()):
-        raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
-    if isinstance(optional := getattr(plugin, "optional", ()), str):
+    if not isinstance(word, str) or (word and not word.isidentifier()):
+        raise PluginError(f"{where}: provides is {word!r}; it is one word, such as 'clip'")
+    optional = getattr(plugin, "optional", ())
+    if isinstance(optional, str):
         raise PluginError(f"{where}: optional is {optional!r}: give a tuple of hooks, optional = ({optional!r},)")
     for attribute, method in methods(plugin).items():
         _check_method(plugin, attribute, method, where)
     if not has_hooks(plugin):
         raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
     _check_average(unwrapped(plugin), where)
-    if half := half_a_state([each for each in STATE if callable(getattr(plugin, each, None))]):
+    own = [each for each in STATE if callable(getattr(plugin, each, None))]
+    half = half_a_state(own)
+    if half:
         raise PluginError(f"{where} {half}")
 
 
@@ -364,16 +396,17 @@ def _check_average(plugin: Any, where: str) -> None:
 
 
 def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None:
-    if (plain := plain_arguments(method)) and set(plain) <= set(hook.arguments):
+    plain = plain_arguments(method)
+    if plain and set(plain) <= set(hook.arguments):
         return
     for argument in inspect.signature(method).parameters.values():
+        name = argument.name
         if argument.default is not argument.empty:
-            raise PluginError(f"{where}: argument {argument.name!r} has a default; a hook's arguments have none")
-        if argument.kind is not argument.POSITIONAL_OR_KEYWORD or argument.name not in hook.arguments:
-            raise PluginError(
-                f"{where}: no argument is called {argument.name!r}{nearest(argument.name, hook.arguments)}; "
-                f"it can take {', '.join(hook.arguments)}"
-            )
+            raise PluginError(f"{where}: argument {name!r} has a default; a hook's arguments have none")
+        if argument.kind is not argument.POSITIONAL_OR_KEYWORD or name not in hook.arguments:
+            hint = nearest(name, hook.arguments)
+            takes = ", ".join(hook.arguments)
+            raise PluginError(f"{where}: no argument is called {name!r}{hint}; it can take {takes}")
 
 
 def chains(order: Sequence[Any]) -> list[tuple[str, ...]]:

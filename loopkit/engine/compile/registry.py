@@ -38,11 +38,15 @@ class _Manager(pluggy.PluginManager):
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         """Return the options of a plugin's method, if its name is a hook's."""
-        return super().parse_hookimpl_opts(plugin, name) if name in vars(self.hook) else None
+        if name not in vars(self.hook):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
         """Return the options of a hook's specification."""
-        return None if name.startswith("__") else getattr(getattr(module_or_class, name), f"{PROJECT}_spec")
+        if name.startswith("__"):
+            return None
+        return getattr(getattr(module_or_class, name), f"{PROJECT}_spec")
 
 
 class Registry:
@@ -90,8 +94,10 @@ class Registry:
 
     def name_of(self, plugin: Any) -> str:
         """The name of a plugin; a plugin that wraps it has the same."""
-        if (name := self._names.get(id(plugin))) is None:
-            name = self._names[id(plugin)] = plugin_name(plugin)
+        name = self._names.get(id(plugin))
+        if name is None:
+            name = plugin_name(plugin)
+            self._names[id(plugin)] = name
         return name
 
     def store_of(self, owner: Any) -> str:
@@ -130,15 +136,20 @@ class Registry:
         """Return the plugin that owns the place of the weights with an average; an empty string without."""
         for name, plugin in self.plugins.items():
             own = unwrapped(plugin)
+            if provided(own) != "average":
+                continue
             owned = declared(own, "owns", getattr(own, "owns", ("weights",)))
-            if provided(own) == "average" and any(state.partition(".")[0] == "weights" for state in owned):
+            if any(state.partition(".")[0] == "weights" for state in owned):
                 return name
         return ""
 
     def declared(self, label: str) -> list[str]:
         """Return what the plugins declare under a label, such as ``"owns"``."""
-        plugins = [unwrapped(plugin) for plugin in self.plugins.values()]
-        return [name for each in plugins for name in declared(each, label, getattr(each, label, ()))]
+        names: list[str] = []
+        for plugin in self.plugins.values():
+            own = unwrapped(plugin)
+            names += declared(own, label, getattr(own, label, ()))
+        return names
 
     def find(self, word: str) -> str:
         """The name of the plugin that is called ``word`` or is the only one that provides it.
@@ -158,9 +169,11 @@ class Registry:
 
     def _register(self, plugin: Any) -> str:
         name = plugin_name(plugin)
-        if (registered := self._manager.get_plugin(name)) is not None:
-            both = " and ".join(map(refusals.shown_plugin, (registered, plugin)))
-            again = "the same object" if registered is plugin else both
+        registered = self._manager.get_plugin(name)
+        if registered is not None:
+            again = "the same object"
+            if registered is not plugin:
+                again = f"{refusals.shown_plugin(registered)} and {refusals.shown_plugin(plugin)}"
             raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
         self._specify()
         refusals.check_plugin(plugin, name)
@@ -171,22 +184,26 @@ class Registry:
 
     def _specify(self) -> None:
         """Register the hooks that were defined since the last time with pluggy."""
-        if new := tuple(hook for name, hook in hooks().items() if not hasattr(self._manager.hook, name)):
+        known = self._manager.hook
+        new = tuple(hook for name, hook in hooks().items() if not hasattr(known, name))
+        if new:
             self._manager.add_hookspecs(specification(new))
 
     def _collect(self) -> None:
         self.version += 1
         self._plans.clear()
-        self._names = {id(each): name for name, plugin in self.plugins.items() for each in (plugin, unwrapped(plugin))}
+        self._names = {}
+        for name, plugin in self.plugins.items():
+            self._names[id(plugin)] = name
+            self._names[id(unwrapped(plugin))] = name
         self._placed.clear()
         self._specify()
         callers = vars(self._manager.hook)
-        self.implemented = [
-            _implementation(impl, hook)
-            for name, hook in hooks().items()
-            for impl in callers[name].get_hookimpls()
-            if name in self._wanted[impl.plugin_name]
-        ]
+        self.implemented = []
+        for name, hook in hooks().items():
+            for impl in callers[name].get_hookimpls():
+                if name in self._wanted[impl.plugin_name]:
+                    self.implemented.append(_implementation(impl, hook))
 
     def _check(self) -> None:
         """Check all that is known before a phase runs."""
@@ -204,11 +221,10 @@ class Registry:
 
     def implementations(self, hook: str, phase: Phase | None = None) -> list[Implementation]:
         """The implementations of a hook, those for ``phase`` if given, in no order."""
-        return [
-            impl
-            for impl in self.implemented
-            if impl.hook.name == hook and (phase is None or concerns(impl.phase, phase))
-        ]
+        found = [impl for impl in self.implemented if impl.hook.name == hook]
+        if phase is None:
+            return found
+        return [impl for impl in found if concerns(impl.phase, phase)]
 
     def ordered(self, hook: str) -> list[Implementation]:
         """The implementations of a hook that belongs to no phase, in order."""
@@ -216,8 +232,10 @@ class Registry:
         return [impls[placed.entry.plugin] for placed in self._arrange(hook, impls)]
 
     def _arrange(self, hook: str, impls: Mapping[str, Implementation]) -> list[Placed]:
-        if (key := (hook, *impls)) not in self._placed:
-            self._placed[key] = arrange([impl.entry for impl in impls.values()], self.chains, hook)
+        key = (hook, *impls)
+        if key not in self._placed:
+            entries = [impl.entry for impl in impls.values()]
+            self._placed[key] = arrange(entries, self.chains, hook)
         return self._placed[key]
 
     def fit_order(self) -> list[Placed]:
@@ -225,8 +243,11 @@ class Registry:
 
         A plugin with only a ``fit_end`` stands where its ``before`` and ``after``, turned round, put it.
         """
-        entries = {impl.entry.plugin: _reverse(impl.entry) for impl in self.implementations(FitEnd.hook)}
-        entries.update({impl.entry.plugin: impl.entry for impl in self.implementations(FitBegin.hook)})
+        entries = {}
+        for impl in self.implementations(FitEnd.hook):
+            entries[impl.entry.plugin] = _reverse(impl.entry)
+        for impl in self.implementations(FitBegin.hook):
+            entries[impl.entry.plugin] = impl.entry
         return arrange(list(entries.values()), self.chains, FitBegin.hook)
 
     def call(self, impl: Implementation, **given: Any) -> Any:
@@ -235,11 +256,13 @@ class Registry:
 
     def check_phase(self, phase: Phase) -> None:
         """Check what shows only when a phase runs: events that never fire, states without a writer."""
-        if self._checked.get(id(phase)) != (phase, self.version):
-            known = {p.name: p for p in (*self._phases.values(), *(p for p, _ in self._checked.values()), phase)}
-            refusals.check_run(self.plugins, self.implemented, list(known.values()))
-            self.owners.use(self.plugins)
-            self._checked[id(phase)] = (phase, self.version)
+        if self._checked.get(id(phase)) == (phase, self.version):
+            return
+        ran = [each for each, _ in self._checked.values()]
+        known = {each.name: each for each in (*self._phases.values(), *ran, phase)}
+        refusals.check_run(self.plugins, self.implemented, list(known.values()))
+        self.owners.use(self.plugins)
+        self._checked[id(phase)] = (phase, self.version)
 
     def idle(self, phases: Iterable[Phase]) -> list[str]:
         """The messages for the plugins that are never called in these phases."""
@@ -256,7 +279,8 @@ class Registry:
         """
         for phase in runs:
             self.check_phase(phase)
-        if idle := self.idle([*runs, *self._phases.own]):
+        idle = self.idle([*runs, *self._phases.own])
+        if idle:
             raise PluginError("; ".join(idle))
         refusals.check_monitors(self.implemented, self._phases, {phase.name for phase in runs})
         refusals.check_modes(self.plugins)
@@ -281,12 +305,13 @@ class Registry:
         order: dict[str, list[Placed]] = {}
         impls: dict[str, list[Implementation]] = {}
         for name, hook in hooks().items():
-            if "phase" in hook.arguments:
-                found = {impl.entry.plugin: impl for impl in self.implementations(name, phase)}
-                if hook.kind == "replacement":
-                    refusals.check_replacement(name, list(found), phase)
-                order[name] = self._arrange(name, found)
-                impls[name] = [found[placed.entry.plugin] for placed in order[name]]
+            if "phase" not in hook.arguments:
+                continue
+            found = {impl.entry.plugin: impl for impl in self.implementations(name, phase)}
+            if hook.kind == "replacement":
+                refusals.check_replacement(name, list(found), phase)
+            order[name] = self._arrange(name, found)
+            impls[name] = [found[placed.entry.plugin] for placed in order[name]]
         return self._compiler().plan(phase, impls, order)
 
     def pack(self, plugin: Any, packed: list[Packed] | None) -> None:
@@ -300,8 +325,10 @@ class Registry:
         """Find what takes what is logged to the plugins."""
         impls = self.ordered(LOG_VALUE)
         compiler = self._compiler()
-        packs = [packed for plugin, packed in self._packs if any(impl.plugin is plugin for impl in impls)]
-        heard = [impl for impl in impls if all(impl.plugin is not plugin for plugin, _ in self._packs)]
+        listening = {id(impl.plugin) for impl in impls}
+        packing = {id(plugin) for plugin, _ in self._packs}
+        packs = [packed for plugin, packed in self._packs if id(plugin) in listening]
+        heard = [impl for impl in impls if id(impl.plugin) not in packing]
         calls = [(compiler.bound(impl, ("record",), None), impl.entry.plugin) for impl in heard]
         if calls or len(packs) > 1:
             self._logbook.listen(Listeners(packs, calls))
@@ -313,13 +340,15 @@ def _implementation(impl: pluggy.HookImpl, hook: Hook) -> Implementation:
     options: HookOptions = impl.function.loopkit_options  # type: ignore[attr-defined]
     plugin = impl.plugin
 
-    def names(label: str) -> tuple[str, ...]:
-        return declared(plugin, label, getattr(options, label) or getattr(plugin, label, ()))
-
-    labels = ("reads", "updates", "writes", "before", "after")
+    names = {}
+    for label in ("reads", "updates", "writes", "before", "after"):
+        given = getattr(options, label) or getattr(plugin, label, ())
+        names[label] = declared(plugin, label, given)
     package = type(unwrapped(plugin)).__module__.partition(".")[0]
-    entry = Entry(impl.plugin_name, provided(plugin), **{label: names(label) for label in labels}, package=package)
-    arguments = plain_arguments(impl.function) or tuple(inspect.signature(impl.function).parameters)
+    entry = Entry(impl.plugin_name, provided(plugin), **names, package=package)
+    arguments = plain_arguments(impl.function)
+    if not arguments:
+        arguments = tuple(inspect.signature(impl.function).parameters)
     return Implementation(plugin, hook, impl.function, arguments, options.phase, entry)
 
 

@@ -105,11 +105,14 @@ class PluginStates(Part):
     def share_stores(self, saved: list[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """Return this process's share of the values that each process has kept for an epoch."""
         plugins = self.now()
+        own = saved[min(rank, len(saved) - 1)]
+        owners = dict.fromkeys(owner for each in saved for owner in each)
         made: dict[str, Any] = {}
-        for owner in dict.fromkeys(owner for each in saved for owner in each):
-            reshard = None if len(saved) == size else getattr(plugins.get(owner), "reshard_store", None)
-            if reshard is None:
-                made[owner] = saved[min(rank, len(saved) - 1)].get(owner, {})
+        for owner in owners:
+            reshard = getattr(plugins.get(owner), "reshard_store", None)
+            if reshard is None or len(saved) == size:
+                made[owner] = own.get(owner, {})
             else:
-                made[owner] = reshard([each.get(owner, {}) for each in saved], rank, size)
+                stores = [each.get(owner, {}) for each in saved]
+                made[owner] = reshard(stores, rank, size)
         return made

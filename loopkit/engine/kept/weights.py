@@ -70,7 +70,8 @@ class ModelWeights(_OfModules):
             for name, model in self._models.items():
                 own = model.state_dict()
                 if any(not isinstance(value, Tensor) for value in own.values()):
-                    undos.append((f"model {name!r}", partial(model.load_state_dict, copy.deepcopy(own))))
+                    put_back = partial(model.load_state_dict, copy.deepcopy(own))
+                    undos.append((f"model {name!r}", put_back))
                 try:
                     values = {key: sharded.like(value, own.get(key)) for key, value in saved[name].items()}
                     left_out = {} if values.keys() >= own.keys() else {"strict": False}
@@ -89,10 +90,10 @@ class LeftOutBuffers(_OfModules):
 
     def saved(self, whole: bool = True) -> dict[str, Any]:
         """Return them by module and name."""
-        return {
-            name: {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
-            for name, model in self._models.items()
-        }
+        saved = {}
+        for name, model in self._models.items():
+            saved[name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
+        return saved
 
     def problems(self, saved: Mapping[str, Any], allow: Collection[str] = ()) -> list[str]:
         """List buffers that the modules here have no place for."""
@@ -112,11 +113,14 @@ class LeftOutBuffers(_OfModules):
 
 def _differences(name: str, model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     own = model.state_dict()
-    different = [
-        f"{key}: {_looks(saved[key])} in the state, {_looks(value)} here"
-        for key, value in own.items()
-        if key in saved and isinstance(value, Tensor) and not is_lazy(value) and _looks(saved[key]) != _looks(value)
-    ]
+    different = []
+    for key, value in own.items():
+        if key not in saved or not isinstance(value, Tensor) or is_lazy(value):
+            continue
+        before = _looks(saved[key])
+        now = _looks(value)
+        if before != now:
+            different.append(f"{key}: {before} in the state, {now} here")
     return [
         *names(f"tensors of model {name!r}", saved, own),
         *first(f"tensors of model {name!r} that differ", different),
@@ -124,4 +128,6 @@ def _differences(name: str, model: nn.Module, saved: Mapping[str, Any]) -> list[
 
 
 def _looks(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {tuple(value.shape)}"

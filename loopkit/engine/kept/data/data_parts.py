@@ -73,17 +73,21 @@ class DataParts:
         below = []
         for found in walk(value, deep=DEEP, most=MOST, enter=_is_open):
             path = _joined(root, found.path)
+            named: Iterable[tuple[str, Any]] = ()
             if isinstance(found.value, types.FunctionType):
-                below += [(_joined(path, name), each) for name, each in named_by(found.value)]
+                named = named_by(found.value)
             elif generators.is_generator(found.value):
                 self._add(self.generators, path, found.value)
             else:
-                counts = states == "any" or (states == "data" and (not found.path or isinstance(found.value, OF_DATA)))
+                is_data = not found.path or isinstance(found.value, OF_DATA)
+                counts = states == "any" or (states == "data" and is_data)
                 self._sort(path, found.value, counts)
-                below += [(_joined(path, name), each) for name, each in self._named_by_methods(found.value)]
+                named = self._named_by_methods(found.value)
+            below += [(_joined(path, name), each) for name, each in named]
+        deeper = "none" if states == "none" else "data"
         for path, each in below:
             if id(each) not in self._roots:
-                self._look(path, each, "none" if states == "none" else "data")
+                self._look(path, each, deeper)
 
     def _named_by_methods(self, value: Any) -> Iterable[tuple[str, Any]]:
         """The generators and data that the methods of an object's class close over or name, once for each class."""
@@ -119,8 +123,9 @@ class DataParts:
     def saved(self) -> dict[str, Any]:
         """Return the states of the generators and of the objects, by path."""
         states = {path: _saved_state(path, value) for path, value in self.states.items()}
+        drawn = {path: generators.state_of(value) for path, value in self.generators.items()}
         return {
-            "generators": {path: generators.state_of(value) for path, value in self.generators.items()},
+            "generators": drawn,
             "states": {path: state for path, state in states.items() if state is not None},
         }
 
@@ -158,12 +163,12 @@ class DataParts:
 
     def moved(self, saved: Any) -> list[str]:
         """List the paths of the generators that are not where the saved form has them."""
-        states = saved["generators"].items()
-        return [
-            path
-            for path, state in states
-            if path in self.generators and not same(generators.state_of(self.generators[path]), state)
-        ]
+        moved = []
+        for path, state in saved["generators"].items():
+            own = self.generators.get(path)
+            if own is not None and not same(generators.state_of(own), state):
+                moved.append(path)
+        return moved
 
     # Epochs
 
@@ -213,7 +218,9 @@ def plain(value: Any, path: str) -> Any:
         return type(value)(plain(part, f"{path}[{index}]") for index, part in enumerate(value))
     if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
         return {key: plain(part, f"{path}[{key!r}]") for key, part in value.items()}
-    what = f"dict with the keys {list(value)[:3]}" if isinstance(value, Mapping) else type(value).__name__
+    what = type(value).__name__
+    if isinstance(value, Mapping):
+        what = f"dict with the keys {list(value)[:3]}"
     raise StateError(
         f"{path} is {what}, which cannot be saved: a state holds None, numbers, strings, lists, tuples, dicts with "
         f"string or int keys, and tensors. Let state_dict() return such (torch.Generator: get_state())"
@@ -223,7 +230,9 @@ def plain(value: Any, path: str) -> Any:
 def _joined(root: str, path: str) -> str:
     if not root or not path:
         return root or path
-    return f"{root}{path}" if path.startswith("[") else f"{root}.{path}"
+    if path.startswith("["):
+        return f"{root}{path}"
+    return f"{root}.{path}"
 
 
 def _is_open(found: Found) -> bool:
@@ -246,7 +255,9 @@ def _is_of_data(value: Any) -> bool:
     if type(value) in (list, tuple, dict) and len(value) <= LONG:
         items: Iterable[Any] = value.values() if type(value) is dict else value
         return any(isinstance(each, OF_DATA) or generators.is_generator(each) for each in items)
-    return isinstance(value, (*OF_DATA, types.FunctionType)) or generators.is_generator(value)
+    if isinstance(value, types.FunctionType):
+        return True
+    return isinstance(value, OF_DATA) or generators.is_generator(value)
 
 
 def _has_state(value: Any) -> bool:

@@ -73,6 +73,8 @@ SHUT_PARTS = (
     "loopkit.base.world",
 )
 """Modules whose objects are not looked into: files, devices, threads, and what a learner runs with."""
+OF_PYTHON = ("threading", "_io", "io", "logging")
+"""Modules of Python whose classes, and those derived from them, are not looked into."""
 OPEN = ("collections", "types")
 """Modules of Python's library whose objects hold values of the user's."""
 
@@ -141,13 +143,14 @@ def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
 
     def enter(found: Found) -> bool:
         value = found.value
-        if scope.long is not None and type(value) in (*MAPPINGS, *SEQUENCES, *SETS) and len(value) > scope.long:
+        if scope.long is not None and _is_container(value) and len(value) > scope.long:
             return False
         return id(value) not in left
 
     held = SimpleNamespace(**_class_values(root, leave, scope))
-    below = walk(held, deep=scope.deep, enter=enter, held_by=scope.held_by)
-    for found in itertools.chain(walk(root, deep=scope.deep, enter=enter, held_by=scope.held_by), below):
+    inside = walk(root, deep=scope.deep, enter=enter, held_by=scope.held_by)
+    of_class = walk(held, deep=scope.deep, enter=enter, held_by=scope.held_by)
+    for found in itertools.chain(inside, of_class):
         value = found.value
         if value is held:
             continue
@@ -170,12 +173,21 @@ def _class_values(root: Any, leave: Leave, scope: Scope) -> dict[str, Any]:
     """The values and functions of the root's class that count, as attributes do; none in data."""
     if scope.lazy:
         return {}
-    values = {**class_values(root), **(scope.methods_of(root) if scope.methods_of is not None else {})}.items()
-    return {
-        name: value
-        for name, value in values
-        if "cache" not in name.lower() and not is_volatile(root, name) and not leave(Found(name, root, name, value))
-    }
+    values = dict(class_values(root))
+    if scope.methods_of is not None:
+        values.update(scope.methods_of(root))
+
+    def counts(name: str) -> bool:
+        if "cache" in name.lower() or is_volatile(root, name):
+            return False
+        return not leave(Found(name, root, name, values[name]))
+
+    return {name: value for name, value in values.items() if counts(name)}
+
+
+def _is_container(value: Any) -> bool:
+    kind = type(value)
+    return kind in MAPPINGS or kind in SEQUENCES or kind in SETS
 
 
 def _look_in(found: Found, scope: Scope) -> Look | None:
@@ -192,12 +204,12 @@ def _look_in(found: Found, scope: Scope) -> Look | None:
 
 def _is_item_of_many(found: Found) -> bool:
     """Whether a value is in a container of more than ``FEW`` items."""
-    kind = type(found.owner)
-    return (kind in MAPPINGS or kind in SEQUENCES or kind in SETS) and len(found.owner) > FEW
+    return _is_container(found.owner) and len(found.owner) > FEW
 
 
 def _look_at_tensor(value: Tensor, content: bool) -> Look:
-    return Look("tensor", (weakref.ref(value), changes_of(value), content_of(value, SAMPLE) if content else None))
+    some = content_of(value, SAMPLE) if content else None
+    return Look("tensor", (weakref.ref(value), changes_of(value), some))
 
 
 def moved(
@@ -270,7 +282,9 @@ def static(owner: Any, name: str) -> Any:
 def is_volatile(owner: Any, name: str) -> bool:
     """Whether the owner of an attribute declares that it needs no saving."""
     patterns = static(owner, "volatile")
-    return isinstance(patterns, (tuple, list)) and any(fnmatchcase(name, str(pattern)) for pattern in patterns)
+    if not isinstance(patterns, (tuple, list)):
+        return False
+    return any(fnmatchcase(name, str(pattern)) for pattern in patterns)
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
@@ -299,17 +313,20 @@ def look_at(value: Any) -> Look | None:
         return _look_at_tensor(value, content=True)
     if is_generator(value):
         return Look("generator", comparable_state(value))
-    if kind in MAPPINGS or kind in SEQUENCES or kind in SETS:
+    if _is_container(value):
         return _look_at_items(value)
     if isinstance(value, Optimizer):
         return Look("optimizer", optimizer_state(value))
     if kind is itertools.count:
         return Look("value", repr(value))
-    if (content := _array_state(value)) is not None:
+    content = _array_state(value)
+    if content is not None:
         return Look("array", content)
     if is_learner(value):
         return Look("learner", astuple(value.progress))
-    return Look("object", kind) if kind in HOLDERS or _is_open(value) else None
+    if kind in HOLDERS or _is_open(value):
+        return Look("object", kind)
+    return None
 
 
 def is_learner(value: Any) -> bool:
@@ -333,7 +350,8 @@ def _look_at_items(value: Any) -> Look:
     kind = type(value)
     length = len(value)
     items = value.values() if kind in MAPPINGS else value
-    if not {type(each) for each in itertools.islice(items, MOST)} <= _PLAIN:
+    kinds = {type(each) for each in itertools.islice(items, MOST)}
+    if not kinds <= _PLAIN:
         return Look("holder", _order(value), length)
     if length > MOST:
         every = length // SAMPLE
@@ -341,17 +359,23 @@ def _look_at_items(value: Any) -> Look:
         return Look("values", tuple(few), length)
     if kind in SETS:
         return Look("values", frozenset(value), length)
-    return Look("values", tuple(value.items() if kind in MAPPINGS else value), length)
+    if kind in MAPPINGS:
+        return Look("values", tuple(value.items()), length)
+    return Look("values", tuple(value), length)
 
 
 def _order(value: Any) -> tuple[int, ...] | None:
     """The identities of the items of a sequence in their order; None of a long one, and of other containers."""
-    return tuple(map(id, value)) if type(value) in SEQUENCES and len(value) <= LONGEST else None
+    if type(value) not in SEQUENCES or len(value) > LONGEST:
+        return None
+    return tuple(map(id, value))
 
 
 def _is_reordered(before: Any, now: Any) -> bool:
     """Whether a sequence has the same items in another order."""
-    return before != now and None not in (before, now) and sorted(before) == sorted(now)
+    if before is None or now is None or before == now:
+        return False
+    return sorted(before) == sorted(now)
 
 
 _PLAIN = frozenset(PLAIN)
@@ -378,16 +402,28 @@ def _array_state(value: Any) -> Any:
         return None
     if value.dtype.hasobject:
         return value.shape
-    few = value if value.nbytes <= SMALL else value.reshape(-1)[:: max(1, value.size // SAMPLE)]
+    few = value
+    if value.nbytes > SMALL:
+        every = max(1, value.size // SAMPLE)
+        few = value.reshape(-1)[::every]
     return value.shape, str(value.dtype), few.tobytes()
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[Any, ...]:
     """The state and the options of an optimizer, in a form that can be compared."""
-    values = [value for entries in optimizer.state.values() if type(entries) is dict for value in entries.values()]
-    options = [value for group in optimizer.param_groups for key, value in group.items() if key != "params"]
-    tensors = [(id(value), changes_of(value)) if isinstance(value, Tensor) else value for value in (*values, *options)]
-    return tuple(value for value in tensors if isinstance(value, (*PLAIN, tuple)))
+    values: list[Any] = []
+    for entries in optimizer.state.values():
+        if type(entries) is dict:
+            values += entries.values()
+    for group in optimizer.param_groups:
+        values += [value for key, value in group.items() if key != "params"]
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append((id(value), changes_of(value)))
+        elif isinstance(value, (*PLAIN, tuple)):
+            found.append(value)
+    return tuple(found)
 
 
 def is_shut(kind: type) -> bool:
@@ -396,10 +432,12 @@ def is_shut(kind: type) -> bool:
     if not isinstance(home, str):
         return False
     top = home.partition(".")[0]
-    if (top in sys.stdlib_module_names and top not in OPEN) or top in SHUT:
+    if top in SHUT:
+        return True
+    if top in sys.stdlib_module_names and top not in OPEN:
         return True
     homes = [getattr(base, "__module__", "") for base in kind.__mro__]
-    return any(each.startswith(SHUT_PARTS) or each in ("threading", "_io", "io", "logging") for each in homes)
+    return any(each.startswith(SHUT_PARTS) or each in OF_PYTHON for each in homes)
 
 
 def _differ(before: Look | None, now: Look, since: Clocks) -> bool:
@@ -425,12 +463,16 @@ def _is_of_saved(look: Look, is_saved: Callable[[Tensor], bool]) -> bool:
 def _same(before: Any, now: Any) -> bool:
     if before is now:
         return True
-    return type(before) is type(now) and (before == now or (before != before and now != now))
+    if type(before) is not type(now):
+        return False
+    return bool(before == now) or bool(before != before and now != now)  # nan is equal to itself
 
 
 def _is_made(before: Look | None, now: Look) -> bool:
     """Whether an object stands where there was none."""
-    return now.kind in ("object", "learner", "iterator") and (before is None or before.kind != now.kind)
+    if now.kind not in ("object", "learner", "iterator"):
+        return False
+    return before is None or before.kind != now.kind
 
 
 def _is_new(known: Look | None, now: Look, before: Looks, scope: Scope) -> bool:

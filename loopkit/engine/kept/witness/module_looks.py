@@ -78,9 +78,18 @@ class ModuleLooks:
             return []
         if any(_has_other_parts(seen) for seen in changed):
             self._renew()
-        found = {seen.module: self._compare(seen, since, is_saved) for seen in changed if seen.size != -1}
-        paths = paths_of(self._module) if any(found.values()) else {}
-        return [f"{paths[module]}{name}" for module, names in found.items() if module in paths for name in names]
+        found = {}
+        for seen in changed:
+            if seen.size != -1:
+                found[seen.module] = self._compare(seen, since, is_saved)
+        if not any(found.values()):
+            return []
+        paths = paths_of(self._module)
+        moved_paths: list[str] = []
+        for module, names in found.items():
+            if module in paths:
+                moved_paths += [f"{paths[module]}{name}" for name in names]
+        return moved_paths
 
     def _see(self, module: nn.Module) -> Seen:
         kind = type(module)
@@ -97,7 +106,8 @@ class ModuleLooks:
             self._readers[names] = itemgetter(PARTS, *names)
         take = self._readers[names]
         looks: Looks = {}
-        if len(names) < len(counted) and not kind.__module__.startswith("torch."):
+        has_more = len(names) < len(counted)
+        if has_more and not kind.__module__.startswith("torch."):
             rest = {name: held[name] for name in counted if type(held[name]) not in KINDS}
             looks = look(SimpleNamespace(**rest), self._leave)
         return Seen(module, kind, len(held), take, take(held), names, parts, looks)
@@ -108,7 +118,9 @@ class ModuleLooks:
         if key in self._counted:
             return self._counted[key]
         saves = any(getattr(kind, name) is not getattr(nn.Module, name) for name in SAVES)
-        found = None if saves else [name for name in held if name not in OF_TORCH and not is_left(module, name)]
+        found = None
+        if not saves:
+            found = [name for name in held if name not in OF_TORCH and not is_left(module, name)]
         if "volatile" not in held:
             self._counted[key] = found
         return found
@@ -124,12 +136,16 @@ class ModuleLooks:
             if module in self._seen:
                 self._seen[module] = self._see(module)
             return []
-        before = {**_plain(module, _held(seen)), **seen.looks}
+        before = _plain(module, _held(seen))
+        before.update(seen.looks)
         now = self._see(module)
-        after = {**_plain(module, vars(module)), **now.looks}
-        after[""] = before[""]  # what stands for the module itself
+        after = _plain(module, vars(module))
+        after.update(now.looks)
+        after[""] = before[""]  # the module itself
         names = moved(before, after, since, is_saved)
-        seen.looks.update({path: each for path, each in before.items() if path in now.looks})
+        for path, each in before.items():
+            if path in now.looks:
+                seen.looks[path] = each
         return names
 
 
@@ -162,7 +178,8 @@ def _parts_in(held: dict[str, Any]) -> tuple[Any, ...]:
 def _held(seen: Seen) -> dict[str, Any]:
     """The plain values that a module held, by name; of a fixed class all that it had, of which new ones come last."""
     if seen.kind in FIXED:
-        return dict(list(vars(seen.module).items())[: seen.size])
+        now = list(vars(seen.module).items())
+        return dict(now[: seen.size])
     return dict(zip(seen.names, seen.held[1:], strict=True))
 
 
@@ -179,9 +196,10 @@ def _may_have_moved(seen: Seen) -> bool:
         values = read(now)
     except KeyError:
         return True
-    return not all(map(is_, held, values)) or (
-        len(parts) != len(values[0]) or not all(map(is_, parts, values[0].values()))
-    )
+    if not all(map(is_, held, values)):
+        return True
+    now_parts = values[0]
+    return len(parts) != len(now_parts) or not all(map(is_, parts, now_parts.values()))
 
 
 def _has_other_parts(seen: Seen) -> bool:
@@ -191,8 +209,10 @@ def _has_other_parts(seen: Seen) -> bool:
 
 def _plain(module: nn.Module, held: dict[str, Any]) -> Looks:
     """The looks of its attributes that are plain values."""
-    names = [name for name, value in held.items() if type(value) in KINDS and name not in OF_TORCH]
-    return {
-        "": Look("object", None),
-        **{name: Look("value", held[name]) for name in names if not is_left(module, name)},
-    }
+    looks: Looks = {"": Look("object", None)}
+    for name, value in held.items():
+        if type(value) not in KINDS or name in OF_TORCH:
+            continue
+        if not is_left(module, name):
+            looks[name] = Look("value", value)
+    return looks

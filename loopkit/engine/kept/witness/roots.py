@@ -75,25 +75,26 @@ class RootsOfLearner:
         self._extras = extras
         self._phases = list(phases)
         self._switched = switched
-        owned = [*models.values(), *optimizers.values(), *plugins.values(), loss_fn, *self._phases]
-        shown = [part for optimizer in optimizers.values() for part in _parts_of(optimizer)]
-        shown += [part for plugin in plugins.values() if _saves_all(plugin) for part in _containers(plugin)]
-        self._owned = {id(each) for each in (*owned, *kept, *shown)}
+        owned: list[Any] = [*models.values(), *optimizers.values(), *plugins.values(), loss_fn, *self._phases]
+        owned += kept
+        for optimizer in optimizers.values():
+            owned += _parts_of(optimizer)
+        for plugin in plugins.values():
+            if _saves_all(plugin):
+                owned += _containers(plugin)
+        self._owned = {id(each) for each in owned}
 
     def __iter__(self) -> Iterator[Root]:
         for name, model in self._models.items():
             yield Root(f"model {name!r}", model, OF_A_MODULE, self._leave(), self._written())
         for name, extra in self._extras.items():
-            words = in_words(name)
-            yield Root(words if extra is self._loss_fn else f"a module of {words}", extra, OF_A_MODULE, self._leave())
+            yield self._of_extra(name, extra)
         if not isinstance(self._loss_fn, nn.Module):
-            yield Root(
-                "the loss function", self._loss_fn, OF_A_LOSS, _without_modules(self._leave()), scope=WITH_FUNCTIONS
-            )
+            leave = _without_modules(self._leave())
+            yield Root("the loss function", self._loss_fn, OF_A_LOSS, leave, scope=WITH_FUNCTIONS)
         for name, optimizer in self._optimizers.items():
             if not _is_of_torch(optimizer) and type(optimizer).state_dict is Optimizer.state_dict:
-                saved = (*OF_TORCH, *self._switched(name), *[path for path, _ in own_generators(optimizer)])
-                yield Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, self._leave(optimizer, saved, "_"))
+                yield self._of_optimizer(name, optimizer)
         yield from map(self._of_phase, self._phases)
         for name, plugin in self._plugins.items():
             if not _saves_all(plugin):
@@ -103,6 +104,18 @@ class RootsOfLearner:
                 leave = _without_modules(self._leave())
                 name = f"{hook.name} in {owner}" if owner else hook.name
                 yield Root(name, hook.function, OF_A_HOOK, leave, scope=WITH_FUNCTIONS)
+
+    def _of_extra(self, name: str, extra: nn.Module) -> Root:
+        shown = in_words(name)
+        if extra is not self._loss_fn:
+            shown = f"a module of {shown}"
+        return Root(shown, extra, OF_A_MODULE, self._leave())
+
+    def _of_optimizer(self, name: str, optimizer: Optimizer) -> Root:
+        drawn = [path for path, _ in own_generators(optimizer)]
+        saved = (*OF_TORCH, *self._switched(name), *drawn)
+        leave = self._leave(optimizer, saved, "_")
+        return Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, leave)
 
     def _of_phase(self, phase: Phase) -> Root:
         name = f"phase {phase.name!r}"
@@ -145,8 +158,10 @@ class RootsOfLearner:
 
     def _written(self) -> frozenset[str]:
         """The attributes of modules that a plugin with a state owns, such as ``p`` of ``model.p.dropout``."""
-        stateful = [plugin for plugin in self._plugins.values() if has_state(plugin)]
-        owned = [name for plugin in stateful for name in declared(plugin, "owns", getattr(plugin, "owns", ()))]
+        owned: list[str] = []
+        for plugin in self._plugins.values():
+            if has_state(plugin):
+                owned += declared(plugin, "owns", getattr(plugin, "owns", ()))
         return frozenset(name.split(".")[1] for name in owned if name.startswith("model."))
 
     def saved(self) -> Iterator[Tensor]:
@@ -192,15 +207,22 @@ def _containers(plugin: Any) -> Iterator[Any]:
 
 def _parts_of(optimizer: Optimizer) -> Iterator[Any]:
     """Yield the state and the groups of an optimizer, which a state holds."""
+    state = getattr(optimizer, "state", None)
+    if state is not None:
+        yield state
     groups = getattr(optimizer, "param_groups", None)
-    found = [getattr(optimizer, "state", None), groups, *(groups if isinstance(groups, list) else ())]
-    yield from (each for each in found if each is not None)
+    if groups is not None:
+        yield groups
+    if isinstance(groups, list):
+        yield from groups
 
 
 def _moments(optimizer: Optimizer) -> Iterator[Tensor]:
     """Yield the tensors in the state of an optimizer."""
     states = getattr(optimizer, "state", None)
-    for state in states.values() if isinstance(states, Mapping) else ():
+    if not isinstance(states, Mapping):
+        return
+    for state in states.values():
         if isinstance(state, dict):
             yield from (each for each in state.values() if isinstance(each, Tensor))
 

@@ -15,7 +15,7 @@ from loopkit.base.notes import warn
 from loopkit.base.words import some
 from loopkit.engine.kept.witness.data_roots import is_looked_at, name_of_data
 from loopkit.engine.kept.witness.forgotten import Contents
-from loopkit.engine.kept.witness.looks import Clocks, is_in_function, look, moved
+from loopkit.engine.kept.witness.looks import Clocks, Looks, is_in_function, look, moved
 from loopkit.engine.kept.witness.module_looks import ModuleLooks
 from loopkit.engine.kept.witness.root import Root
 from loopkit.engine.kept.witness.walk import HOLDERS
@@ -65,10 +65,11 @@ class Witness:
         Args:
             at: Another value where the learner may consist of something else.
         """
-        if at not in self._seen:
-            self._seen.add(at)
-            for root in self._roots():
-                self.add(root)
+        if at in self._seen:
+            return
+        self._seen.add(at)
+        for root in self._roots():
+            self.add(root)
 
     def knows(self, name: str, value: Any) -> bool:
         """Whether it has looked at a root of this name, which is this object, since the fit began."""
@@ -87,14 +88,17 @@ class Witness:
 
     def missing(self) -> dict[str, str]:
         """Return descriptions of unsaved values that changed since the fit began, by the name of their root."""
-        found = {name: paths for name, paths in self._moved().items() if paths}
-        return {name: self._records[name].message(paths) for name, paths in found.items()}
+        messages = {}
+        for name, paths in self._moved().items():
+            if paths:
+                messages[name] = self._records[name].message(paths)
+        return messages
 
     def warn(self) -> None:
         """Warn of each attribute that has moved and is in no state, once."""
         for name, paths in self._moved().items():
             record = self._records[name]
-            new = [path for path in paths if not self._named & set(record.names_of(path))]
+            new = [path for path in paths if self._named.isdisjoint(record.names_of(path))]
             for path in paths:
                 self._named.update(record.names_of(path))
             if new:
@@ -110,15 +114,19 @@ class Witness:
         for name, record in self._records.items():
             if record.root.state is None:
                 continue
-            new = [path for path in record.forgotten(state, is_saved) if (name, path) not in self._named]
+            forgotten = record.forgotten(state, is_saved)
+            new = [path for path in forgotten if (name, path) not in self._named]
             if new:
                 self._named.update((name, path) for path in new)
                 warn(record.message(new))
 
     def _moved(self) -> dict[str, list[str]]:
         is_saved = _Saved(lambda: self._roots().saved())
-        records = {name: record for name, record in self._records.items() if record.root.state is None}
-        return {name: record.moved(is_saved) for name, record in records.items()}
+        moved = {}
+        for name, record in self._records.items():
+            if record.root.state is None:
+                moved[name] = record.moved(is_saved)
+        return moved
 
 
 class _Record:
@@ -129,16 +137,36 @@ class _Record:
         self.in_code: set[str] = set()
         """The paths that lead through a function."""
         self._since = Clocks.read()
-        self._module = ModuleLooks(root.object, root.leave) if isinstance(root.object, nn.Module) else None
-        self._looks = {} if self._module is not None else look(root.object, root.leave, root.scope)
+        self._module: ModuleLooks | None = None
+        self._looks: Looks = {}
+        if isinstance(root.object, nn.Module):
+            self._module = ModuleLooks(root.object, root.leave)
+        else:
+            self._looks = self._look()
+
+    def _look(self) -> Looks:
+        root = self.root
+        return look(root.object, root.leave, root.scope)
+
+    def _attributes(self, paths: list[str]) -> list[str]:
+        """Return the names of the attributes in which these paths begin, or end, without those in functions."""
+        names: dict[str, None] = {}
+        for path in paths:
+            if path in self.in_code:
+                continue
+            below = _past_callables(path, self.root.object)
+            if below or not path:
+                names[_attribute(below, self.root.scope.lazy)] = None
+        return list(names)
 
     def message(self, paths: list[str]) -> str:
         root = self.root
         listed = some([repr(path or "order") for path in paths], NAMED)
-        own = [(path, _past_callables(path, root.object)) for path in paths if path not in self.in_code]
-        attributes = dict.fromkeys(_attribute(below, root.scope.lazy) for path, below in own if below or not path)
-        names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
-        cure = root.cure.format(names) if attributes else IN_CODE
+        cure = IN_CODE
+        attributes = self._attributes(paths)
+        if attributes:
+            names = "".join(f"{name!r}, " for name in attributes[:NAMED])
+            cure = root.cure.format(names.removesuffix(" "))
         holder = "no checkpoint holds" if root.state is None else "its state_dict leaves out"
         return (
             f"{root.name} ({type(root.object).__name__}) has changed its {listed} since the fit began, and {holder} "
@@ -147,9 +175,12 @@ class _Record:
 
     def names_of(self, path: str) -> list[tuple[str, str]]:
         """Names of a value: one in this root, and one that it has in every root that holds its owner."""
+        names = [(self.root.name, path)]
         found = self._looks.get(path)
-        own = (self.root.name, path)
-        return [own] if found is None or not found.owner else [own, (str(found.owner), path.rpartition(".")[2])]
+        if found is not None and found.owner:
+            last = path.rpartition(".")[2]
+            names.append((str(found.owner), last))
+        return names
 
     def forgotten(self, state: Mapping[str, Any], is_saved: Callable[[Tensor], bool]) -> list[str]:
         """Return the paths of attributes that have moved, and are not in their part of a state."""
@@ -157,19 +188,21 @@ class _Record:
         assert root.state is not None
         part, name = root.state
         own = (state.get(part) or {}).get(name)
-        now = look(root.object, root.leave, root.scope)
+        now = self._look()
         paths = moved(self._looks, now, self._since, is_saved, root.scope)
-        contents = Contents(own) if paths and own is not None else None
-        return [] if contents is None else [path for path in paths if not contents.hold(path, now[path])]
+        if not paths or own is None:
+            return []
+        contents = Contents(own)
+        return [path for path in paths if not contents.hold(path, now[path])]
 
     def moved(self, is_saved: Callable[[Tensor], bool]) -> list[str]:
         if self._module is not None:
             paths = self._module.moved(self._since, is_saved)
             return [path for path in paths if path.rpartition(".")[2] not in self.root.written]
-        root = self.root
-        now = look(root.object, root.leave, root.scope)
-        paths = moved(self._looks, now, self._since, is_saved, root.scope)
-        if root.scope.methods_of is not None:
+        scope = self.root.scope
+        now = self._look()
+        paths = moved(self._looks, now, self._since, is_saved, scope)
+        if scope.methods_of is not None:
             self.in_code.update(path for path in paths if is_in_function(path, now))
         return paths
 
@@ -201,7 +234,9 @@ CALLABLES = re.compile(r"(?:(?:func|__self__|args\[\d+\]|keywords\['[^']*'\])(?:
 
 def _past_callables(path: str, root: Any) -> str:
     """The path below the object that a bound method or a partial calls, or is given; empty for that object itself."""
-    return CALLABLES.sub("", path, count=1) if type(root) in HOLDERS and CALLABLES.match(path) else path
+    if type(root) in HOLDERS and CALLABLES.match(path):
+        return CALLABLES.sub("", path, count=1)
+    return path
 
 
 def _attribute(path: str, last: bool) -> str:
