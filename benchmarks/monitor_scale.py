@@ -3,7 +3,7 @@
 Both read the same values, each in the form that it writes itself: `log.jsonl`, and files of events. *Long* is one run
 of a million steps with 20 metrics, 20 million points. *Many* is this run among 1,000 runs of 12 metrics, 200 steps.
 
-All figures are seconds by the clock, in a Chromium of 1440 x 900 pixels:
+The figures are seconds by the clock, in a Chromium of 1440 x 900 pixels:
 
 - *chart, all read*: from the address to the first drawn chart, when the server has read the log.
 - *chart, started*: from the start of the server's process to the first drawn chart. The page of TensorBoard is opened
@@ -11,6 +11,7 @@ All figures are seconds by the clock, in a Chromium of 1440 x 900 pixels:
 - *zoom*: from the end of a drag in a chart of the long run to the charts in sight, drawn with the points of that
   range. TensorBoard enlarges the points that it has, so that it has no figure.
 
+*processor, all read* are the seconds of a processor that a server's processes take until they have read the log.
 Memory is the most resident memory of a server's processes, added up.
 """
 
@@ -208,14 +209,27 @@ class Server:
             return False
         return bool(self.get(f"/data/plugin/scalars/scalars?run=long&tag={METRICS[0]}")[-1][1] >= last)
 
-    def memory(self) -> float:
-        """The most memory of its processes, in MiB."""
+    def _pids(self) -> list[int]:
+        """Its processes."""
         pids = [self.process.pid]
         for pid in pids:
             with suppress(OSError):
                 pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return pids
+
+    def processor(self) -> float:
+        """Seconds of a processor that its processes took."""
+        found = 0
+        for pid in self._pids():
+            with suppress(OSError):
+                times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                found += int(times[11]) + int(times[12])
+        return found / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> float:
+        """The most memory of its processes, in MiB."""
         found = 0.0
-        for pid in pids:
+        for pid in self._pids():
             with suppress(OSError):
                 status = Path(f"/proc/{pid}/status").read_text()
                 found += int(status.partition("VmHWM:")[2].split()[0]) / 1024
@@ -263,6 +277,7 @@ def measure(side: str, root: Path, what: str, points: int, runs: int, page: Page
         first_chart(page, server, choose=what == "many")
         row["chart, started"] = time.perf_counter() - server.begun
         row["all read"] = server.until("whole", points)
+        row["processor, all read"] = server.processor()
         page.goto("about:blank")
         row["chart, all read"] = first_chart(page, server, choose=what == "many")
         if side == "monitor":

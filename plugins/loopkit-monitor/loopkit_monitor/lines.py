@@ -1,18 +1,21 @@
 """The lines of a log, many at a time.
 
 Nearly all lines of a long log are lines of values, as `loopkit.logs.JsonLines` writes them: msgspec reads these, in a
-fraction of the time that `json` takes. Other lines are left to `json`.
+fraction of the time that `json` takes. Where many lines have the same names, it reads them as records of these names,
+without a dictionary for each. Other lines are left to `json`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 __all__ = ["Lines", "Points", "Values", "parse", "parse_line", "parse_values"]
@@ -28,6 +31,13 @@ MOST_VALUES = 1 << 20
 """More than a line can have."""
 OWN_LINES = ("run", "end", "directions")
 """Kinds of lines that have no name."""
+
+FEW = 8
+"""Lines of the same names, from which on the others of them are read as records."""
+MOST_FIELDS = 250
+"""Names of a record."""
+MOST_FAILURES = 10
+"""Lines of other names that are tried as records of one kind."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -80,16 +90,40 @@ class Lines:
     """The same numbers, and the last step with which each was logged."""
 
 
+class Line(Protocol):
+    """The place of a line of values."""
+
+    epoch: int
+    step: int
+    time: float
+
+
+@lru_cache(maxsize=64)
+def record(phase: str, names: tuple[str, ...]) -> Callable[[bytes], Any]:
+    """A decoder of lines of one phase that have finite values of these names, and nothing else."""
+    strict: dict[str, Any] = {"gc": False, "forbid_unknown_fields": True}
+    columns = [(f"f{place}", float, msgspec.field(name=name)) for place, name in enumerate(names)]
+    values = msgspec.defstruct("Row", columns, **strict)
+    place = [("phase", Literal[phase]), ("epoch", Count), ("step", Count), ("update", Count), ("time", float)]
+    return msgspec.json.Decoder(msgspec.defstruct("Record", [*place, ("values", values)], **strict)).decode
+
+
 class Layout:
     """Lines of one phase with values of the same names: a table."""
 
     def __init__(self, curves: list[str | None]) -> None:
         self.curves = curves
         """The curve of each column; None for what is left out."""
-        self.lines: list[Values] = []
-        self.rows: list[list[float | str]] = []
+        self.lines: list[Line] = []
+        self.rows: list[tuple[float | str, ...]] = []
         self.numbers: list[int] = []
         """The numbers of the lines in the whole log."""
+
+    def add(self, number: int, line: Line, row: tuple[float | str, ...]) -> None:
+        """Append a line."""
+        self.lines.append(line)
+        self.rows.append(row)
+        self.numbers.append(number)
 
     def columns(self) -> Iterator[tuple[str, Columns]]:
         """Each curve with its points, and the place of each in the whole."""
@@ -115,26 +149,30 @@ def parse(data: bytes, phases: Mapping[str, str] | None = None, *, most_names: i
         most_names: Values of more curves than that are left out, counted as foreign.
     """
     made = Lines()
-    last: Values | None = None
+    last: Line | None = None
+    records = Records()
     names = _Names(None if phases is None else dict(phases), most_names)
     layouts: dict[tuple[str, ...], Layout] = {}
     begin = 0
     for number, line in enumerate(data.split(b"\n")[:-1]):
-        said = parse_values(line)
+        found = records.read(number, line)
+        said = parse_values(line) if found is None else None
         if isinstance(said, Values):
-            if last is None or said.epoch != last.epoch:
-                made.epochs.append((said.epoch, said.step))
-                if last is not None:
-                    made.ends.append((last.epoch, last.step))
-            last = said
             key = (said.phase, *said.values)
             layout = layouts.get(key)
             if layout is None:
                 layout = layouts[key] = Layout([names.curve(name, said.phase) for name in said.values])
-            layout.lines.append(said)
-            layout.rows.append([*said.values.values()])
-            layout.numbers.append(number)
-        elif said is not None and _is_other(said):
+            layout.add(number, said, tuple(said.values.values()))
+            if len(layout.lines) == FEW:
+                records.expect(line, layout, said)
+            found = said
+        if found is not None:
+            if last is None or found.epoch != last.epoch:
+                made.epochs.append((found.epoch, found.step))
+                if last is not None:
+                    made.ends.append((last.epoch, last.step))
+            last = found
+        elif isinstance(said, dict) and _is_other(said):
             made.others.append((begin, len(line), said))
         elif line:
             made.foreign += 1
@@ -145,6 +183,38 @@ def parse(data: bytes, phases: Mapping[str, str] | None = None, *, most_names: i
         made.ends.append((last.epoch, last.step))
         made.step, made.epoch, made.time = last.step, last.epoch, last.time
     return made
+
+
+class Records:
+    """Reads lines that are like earlier ones; which these are, the number of their quotation marks tells at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Layout, Callable[[bytes], Any]]] = {}
+        self._failures = dict[int, int]()
+
+    def expect(self, line: bytes, layout: Layout, said: Values) -> None:
+        """Read the lines to come that have the names of this one."""
+        marks = line.count(b'"')
+        if len(said.values) <= MOST_FIELDS and self._failures.get(marks, 0) < MOST_FAILURES:
+            self._known[marks] = layout, record(said.phase, tuple(said.values))
+
+    def read(self, number: int, line: bytes) -> Line | None:
+        """Add a line to its layout; None if it is not like an earlier one."""
+        if not self._known:
+            return None
+        marks = line.count(b'"')
+        if marks not in self._known:
+            return None
+        layout, decode = self._known[marks]
+        try:
+            said: Any = decode(line)
+        except (ValueError, RecursionError):
+            self._failures[marks] = self._failures.get(marks, 0) + 1
+            if self._failures[marks] == MOST_FAILURES:
+                del self._known[marks]
+            return None
+        layout.add(number, said, astuple(said.values))
+        return said  # type: ignore[no-any-return]
 
 
 class _Names:

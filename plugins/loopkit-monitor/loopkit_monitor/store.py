@@ -56,7 +56,7 @@ SILENT_SECONDS = 60.0
 """After which a run on another machine without news is called silent."""
 IDLE_SECONDS = 60.0
 """After which the points of a run without requests are freed, if others need the memory."""
-MOST_POINTS = 2_000_000
+MOST_POINTS = 500_000
 """Points kept in memory of all runs together, 24 bytes each; more are in a temporary file."""
 LARGE = 8 << 20
 """Bytes of a log that is read in parts where others wait for answers; a sample of its lines is shown until then."""
@@ -817,10 +817,13 @@ def _count(run: Run) -> int:
 def _widen(extents: dict[str, list[float]], name: str, points: Points) -> None:
     """Extend a curve's extent by some points."""
     finite = np.isfinite(points.value)
-    if not finite.any():
+    if finite.all():
+        low, high = int(points.value.argmin()), int(points.value.argmax())
+    elif finite.any():
+        low = int(np.where(finite, points.value, np.inf).argmin())
+        high = int(np.where(finite, points.value, -np.inf).argmax())
+    else:
         return
-    low = int(np.where(finite, points.value, np.inf).argmin())
-    high = int(np.where(finite, points.value, -np.inf).argmax())
     known = extents.get(name)
     if known is None:
         known = extents[name] = [np.inf, 0.0, -np.inf, 0.0]

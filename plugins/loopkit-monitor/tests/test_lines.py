@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loopkit_monitor import lines
 from loopkit_monitor.lines import Points, parse
 
 
@@ -259,3 +260,45 @@ def test_where_the_phases_of_curves_are_unknown_a_name_has_one():
 def test_names_that_say_whose_they_are_stay(name):
     data = "".join(line({name: 0.5}, phase) for phase in ("odd", "train", "")).encode()
     assert {name: len(each.step) for name, each in parse(data, {}).points.items()} == {name: 3}
+
+
+PLACE = '"epoch":1,"step":7,"update":7,"time":1763800000.5'
+ODD = {
+    "names in another order": '{"phase":"train",@,"values":{"b":0.25,"a":2}}',
+    "another name": '{"phase":"train",@,"values":{"a":0.25,"c":2}}',
+    "one name twice": '{"phase":"train",@,"values":{"a":0.25,"a":2}}',
+    "one name": '{"phase":"train",@,"values":{"a":0.25}}',
+    "another phase": '{"phase":"val",@,"values":{"a":0.25,"b":2}}',
+    "a text": '{"phase":"train",@,"values":{"a":"nan","b":2}}',
+    "no number": '{"phase":"train",@,"values":{"a":true,"b":2}}',
+    "half a step": '{"phase":"train","epoch":1,"step":7.5,"update":7,"time":1.5,"values":{"a":1,"b":2}}',
+    "a step below 0": '{"phase":"train","epoch":1,"step":-7,"update":7,"time":1.5,"values":{"a":1,"b":2}}',
+    "no time": '{"phase":"train","epoch":1,"step":7,"update":7,"values":{"a":1,"b":2,"time":3}}',
+    "a kind": '{"phase":"train",@,"values":{"a":0.25,"b":2},"kind":null}',
+    "more of it": '{"phase":"train",@,"values":{"a":0.25,"b":2}}}',
+    "a table": '{"kind":"table","name":"t","rows":[["b"]],"columns":["a"],"epoch":1,"step":1}',
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("times", [1, 30])
+def test_records_of_lines_that_are_alike_read_what_single_lines_do(monkeypatch, odd, times):
+    alike = [line({"a": step / 7, "b": -step}, step=step, epoch=step // 9) for step in range(30)]
+    other = "".join(each + ODD[odd].replace("@", PLACE) + "\n" for each in alike[:times])
+    text = "".join([*alike, other, *alike]).encode()
+    made = parse(text, {})
+    monkeypatch.setattr(lines, "FEW", 1 << 60)
+    want = parse(text, {})
+    same(made.points, {name: rows(each) for name, each in want.points.items()})
+    assert [each.phase for each in made.points.values()] == [each.phase for each in want.points.values()]
+    for field in ("others", "foreign", "step", "epoch", "time", "epochs", "ends"):
+        assert getattr(made, field) == getattr(want, field), field
+
+
+def test_lines_that_are_alike_are_read_as_records(monkeypatch):
+    single = []
+    read = lines.parse_values
+    monkeypatch.setattr(lines, "parse_values", lambda each: single.append(each) or read(each))
+    parse("".join(line({"a": step / 7, "b": -step}, step=step) for step in range(500)).encode(), {})
+    assert len(single) == lines.FEW
