@@ -100,7 +100,7 @@ class Line(Protocol):
 
 @lru_cache(maxsize=64)
 def record(phase: str, names: tuple[str, ...]) -> Callable[[bytes], Any]:
-    """A decoder of lines of one phase that have finite values of these names, and nothing else."""
+    """A decoder of lines of one phase that have finite values of exactly these names."""
     strict: dict[str, Any] = {"gc": False, "forbid_unknown_fields": True}
     columns = [(f"f{place}", float, msgspec.field(name=name)) for place, name in enumerate(names)]
     values = msgspec.defstruct("Row", columns, **strict)
