@@ -42,7 +42,7 @@ def dry_run(
     batches: int = 2,
     without: str | Collection[str] = (),
 ) -> dict[str, float]:
-    """Run all phases on a few batches, to find mistakes before a long run; nothing is written or changed.
+    """Run all phases on a few batches, to find mistakes before a long run, without a change or a file.
 
     It trains an epoch of so many batches, validates, and predicts, with deep copies of the models, optimizers, loss and
     plugins. Plugins that save, log, show progress or observe take no part, nor do several processes or compiling.

@@ -61,7 +61,7 @@ MOST_ITEMS = 500
 HEAVIEST = 0.99999
 """The largest weight of the past in a smoothed curve."""
 AHEAD = 0.2
-"""Seconds of a poll in which runs are read that were not asked for yet, unless somebody waits for an answer."""
+"""Seconds of a poll in which runs are read that were not asked for yet, until a request comes."""
 SHORTEST_TOKEN = 16
 STEPS = 2**53
 BLOCK = 256 << 10

@@ -270,7 +270,7 @@ class Store:
         """The latest; ``poll`` adds to them."""
         self.last_id = 0
         self.awaited: Callable[[], bool] = lambda: False
-        """Whether somebody waits for an answer, so that reading ahead ends early."""
+        """Whether a request waits for its answer, so that reading ahead ends early."""
         self.left_out = 0
         """Runs that were found and are older than the ones that are kept."""
         self._said = False
