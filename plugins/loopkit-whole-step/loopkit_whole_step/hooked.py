@@ -117,6 +117,8 @@ def _sorted(learner: Learner, phase: Phase, order: Any, after: set[str]) -> tupl
             calls[event] = []
         for placed in order[event.hook]:
             name = placed.entry.plugin
+            if event is not StepEnd and is_idle(plugins[name]):
+                continue
             hook = _hook(name, plugins[name], event.hook)
             if event is StepEnd:
                 if hook is not None and not hook.vote and name not in after:
@@ -127,6 +129,11 @@ def _sorted(learner: Learner, phase: Phase, order: Any, after: set[str]) -> tupl
                 calls[event].append(hook)
     calls.setdefault(UpdateEnd, [])
     return Hooks(calls, ends), reasons
+
+
+def is_idle(plugin: Any) -> bool:
+    """Whether a plugin syncs processes, and has nothing to do since there is only one."""
+    return getattr(plugin, "provides", "") == "sync" and getattr(plugin, "own_updates", False) is True
 
 
 def _hook(name: str, plugin: Any, hook: str) -> Hook | None:

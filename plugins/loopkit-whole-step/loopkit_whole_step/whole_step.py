@@ -17,7 +17,7 @@ from loopkit.errors import PluginError
 from loopkit_whole_step.comparing import Comparing
 from loopkit_whole_step.compiling import Compiling
 from loopkit_whole_step.graph import Backend
-from loopkit_whole_step.hooked import AFTER, BEFORE, RecordedHooks
+from loopkit_whole_step.hooked import AFTER, BEFORE, RecordedHooks, is_idle
 from loopkit_whole_step.recorder import BY_CLOCK, Recorder
 from loopkit_whole_step.replay import Replay, Same, in_a_row
 from loopkit_whole_step.resting import Resting
@@ -103,6 +103,8 @@ class WholeStep(Shown):
         self._resting = Resting(self._shapes, self._compiling)
         self._recorded_ones: dict[tuple[str, str, str], bool] = {}
         """By phase, hook and plugin, whether it may be recorded."""
+        self._owners: dict[str, Any] = {}
+        """The plugins with hooks, by name."""
         self._replays: dict[str, Replay | Same] = {}
         """By phase that does not train, the graph of its last step, or the form of its batch if it was eager."""
 
@@ -248,6 +250,7 @@ class WholeStep(Shown):
         options = getattr(target.function, "loopkit_options", None)
         recorded = options is not None and options.traced is not None
         self._recorded_ones[target.phase, target.hook, target.plugin] = recorded or _votes(target)
+        self._owners[target.plugin] = getattr(target.function, "__self__", None)
         if target.hook != "step_end":
             return call
         plugin = target.plugin
@@ -301,6 +304,8 @@ class WholeStep(Shown):
             return "in the graph" if hook == "step_end" and recorded and plugin not in self._hooks.after else "after it"
         if hook not in {event.hook for event in phase.events() if "step" in event.arguments} - BEFORE:
             return ""
+        if is_idle(self._owners.get(plugin)):
+            return "not called where the step is a graph: there is one process"
         return "in the graph" if recorded else "keeps the step eager, because it has to be called in it"
 
     def state_dict(self) -> dict[str, Any]:

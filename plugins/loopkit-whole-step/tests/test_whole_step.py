@@ -22,6 +22,7 @@ from loopkit.errors import NonFiniteError, PluginError, StateError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import (
+    DDP,
     Checkpoint,
     ClipGradNorm,
     ClipGradValue,
@@ -1351,6 +1352,23 @@ def test_shape_is_compiled_when_it_comes_after_three():
     learner = make(whole(backend=compiler))
     learner.fit(batches(6), epochs=1)
     assert made == [3]
+
+
+SYNCS = {
+    "ddp": DDP,
+    "ddp at the update": lambda: DDP(overlap=False, weighted=True),
+    "fsdp": lambda: pytest.importorskip("loopkit_sharded").FSDP(),
+    "local": lambda: pytest.importorskip("loopkit_local").AverageParameters(),
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", SYNCS)
+def test_plugin_that_syncs_processes_is_idle_where_there_is_one(name, accumulate):
+    eager, learner, step = pair(lambda: (SYNCS[name](), ClipGradNorm(0.1)), accumulate=accumulate)
+    assert set(modes(step)) == {"graph"}
+    assert apart(eager, learner) < 1e-6
+    assert "has to be called in it" not in str(learner.explain("train"))
 
 
 def test_compiling_is_told_in_a_line_and_counted(capsys):
