@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakMethod
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from loopkit.base import devices
 from loopkit.base.generators import seed_everything
 from loopkit.base.notes import warn
-from loopkit.base.words import check_call, is_count, takes
+from loopkit.base.words import is_count, takes
 from loopkit.base.world import World
 from loopkit.engine.compile.phase_table import PhaseTable
 from loopkit.engine.kept.modes import Modes
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from loopkit.engine.compile.registry import Registry
     from loopkit.engine.life.models import Optimizers
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
 now = time.time
 
@@ -86,23 +83,6 @@ LIMITS = {
     "batch_size": "give it to the loader",
 }
 """Arguments of ``fit`` that people bring from other libraries, and what to write."""
-
-
-def _takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """As `takes`: here, so that no call goes up from the ground to a method of the learner."""
-
-    def decorate(method: Callable[P, R]) -> Callable[P, R]:
-        @wraps(method)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return method(*args, **kwargs)
-            except TypeError as error:
-                check_call(error, method, args, kwargs, instead)
-                raise
-
-        return call
-
-    return decorate
 
 
 class Learner:
@@ -390,7 +370,7 @@ class Learner:
 
     # Running
 
-    @_takes(**LIMITS)
+    @takes(**LIMITS)
     def fit(
         self,
         train: Any,
@@ -457,7 +437,7 @@ class Learner:
         fit.complete()
         return fit.result
 
-    @_takes(rounds="give epochs=...", number="give epochs=...")
+    @takes(rounds="give epochs=...", number="give epochs=...")
     def rounds(
         self,
         epochs: int | float | None = None,
@@ -504,7 +484,7 @@ class Learner:
         terms = Terms(limits, planned or limits.planned(None, 1), on_interrupt)
         return Rounds(self._engine.user_loop(terms, {} if state is None else state))
 
-    @_takes(loader="give run(phase, data)")
+    @takes(loader="give run(phase, data)")
     def run(self, phase: str | Phase, data: Any) -> dict[str, float]:
         """One epoch of a phase over data; returns its metrics, as ``"val/loss"``.
 
@@ -517,7 +497,7 @@ class Learner:
             epoch.run_all(None if fit is None else fit.timeout, True)
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{phase.name}/")}
 
-    @_takes(loader="give evaluate(data)", val="give evaluate(data)", name="give phase=...")
+    @takes(loader="give evaluate(data)", val="give evaluate(data)", name="give phase=...")
     def evaluate(self, data: Any, phase: str | Phase | None = None, *, weights: str | None = None) -> dict[str, float]:
         """Run the validation phase once over data, without gradients; returns its metrics, as ``"val/loss"``.
 
@@ -579,7 +559,7 @@ class Learner:
         """
         return self._engine.forwards.aside()
 
-    @_takes(loader="give predict(data)", batch_size="give it to the loader")
+    @takes(loader="give predict(data)", batch_size="give it to the loader")
     def predict(
         self,
         data: Any,
@@ -602,7 +582,7 @@ class Learner:
         place = None if device is None else devices.parse("predict", device, error=ArgumentError)
         return self._engine.forwards.predict(self.phases.of("predict", phase), data, place, everywhere)
 
-    @_takes(loader="give predict_batches(data)", batch_size="give it to the loader")
+    @takes(loader="give predict_batches(data)", batch_size="give it to the loader")
     def predict_batches(self, data: Any, phase: str | Phase | None = None, *, indices: bool = False) -> Outputs:
         """The outputs batch by batch, each computed when it is asked for.
 

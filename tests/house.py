@@ -24,6 +24,8 @@ from loopkit import Learner
 
 HOME = Path(loopkit.__file__).parent
 ROOT = HOME.parent
+WRAPPER = "takes.<locals>.decorate.<locals>.call"
+"""What checks the arguments of a function around it, and so stands for the one who calls it."""
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>")
 
 # Which files
@@ -487,8 +489,12 @@ def traced(act: Callable[[], Any]) -> list[Call]:
     def note(frame: Any, event: str, argument: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(home) and code.co_name not in COMPREHENSIONS:
+            if code.co_qualname == WRAPPER:
+                return
             caller = frame.f_back
-            while caller is not None and not caller.f_code.co_filename.startswith(home):
+            while caller is not None and (
+                not caller.f_code.co_filename.startswith(home) or caller.f_code.co_qualname == WRAPPER
+            ):
                 caller = caller.f_back
             by = "" if caller is None else short(caller.f_code.co_filename)
             found.append(Call(by, short(code.co_filename), code.co_qualname))

@@ -9,13 +9,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers import make_learner
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from loopkit import CancelFit, Event, Learner, Phase, TrainingPhase, ValidationPhase, hookimpl
+from loopkit.data import ResumableSampler, TensorLoader
 from loopkit.errors import (
     EmptyDataError,
     ExhaustedIteratorError,
+    LoopkitError,
     LossError,
     OrderError,
     PhaseError,
@@ -25,6 +28,7 @@ from loopkit.errors import (
     ReentrancyError,
     StepResultError,
 )
+from loopkit.plugins import Checkpoint, EarlyStopping, Freeze, Plateau
 from loopkit.plugins.metrics import Metrics
 
 
@@ -900,3 +904,78 @@ def test_phase_has_no_step():
     learner = make()
     act = lambda: learner.run(Phase("bare"), batches())  # noqa: E731
     fails(learner, NotImplementedError, act, r"Phase has no step\(self, learner, step\)")
+
+
+# Options that are checked in one way
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: EarlyStopping("loss"),
+            "EarlyStopping: monitor is 'loss': it is '<phase>/<metric>', such as 'val/loss'",
+        ),
+        (lambda: Plateau("val"), "Plateau: monitor is 'val': it is '<phase>/<metric>', such as 'val/loss'"),
+        (lambda: Checkpoint("runs/a", best=3), "Checkpoint: best is 3: it is '<phase>/<metric>', such as 'val/loss'"),
+        (lambda: Plateau(factor="0.1"), "Plateau: factor is '0.1': it is a number, from 0"),
+        (lambda: Plateau(patience=1.5), "Plateau: patience is 1.5: it is a whole number, from 0"),
+        (lambda: Plateau(threshold_mode="relative"), "Plateau: threshold_mode is 'relative': it is 'rel' or 'abs'"),
+        (lambda: Freeze({"encoder": 1.5}), "Freeze: the epoch of 'encoder' is 1.5: it is a whole number, from 0"),
+    ],
+)
+def test_option_that_is_none_is_named_in_one_form(make, message):
+    with pytest.raises(PluginError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ResumableSampler(8, shuffle="False"), "ResumableSampler: shuffle is 'False': it is True or False"),
+        (
+            lambda: TensorLoader(torch.ones(8), batch_size=4, shuffle="no"),
+            "TensorLoader: shuffle is 'no': it is True or False",
+        ),
+        (lambda: Freeze("encoder", norms="yes"), "Freeze: norms is 'yes': it is True or False"),
+        (lambda: EarlyStopping("val/loss", 3, None, 0.0, "True"), "EarlyStopping: restore_best is 'True': it is"),
+        (lambda: make_learner(standard="False"), "Learner: standard is 'False': it is True or False"),
+    ],
+)
+def test_word_in_the_place_of_true_or_false_raises(make, message):
+    with pytest.raises(LoopkitError, match=re.escape(message)):
+        make()
+
+
+class WithoutSelf:
+    @hookimpl
+    def epoch_end():  # type: ignore[misc]
+        pass
+
+
+class WithoutSelfAndArguments:
+    @hookimpl
+    def step_end(step, learner):  # noqa: N805 - the mistake
+        pass
+
+
+class WithoutSelfInFit:
+    @hookimpl
+    def fit_begin(learner):  # noqa: N805 - the mistake
+        pass
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        (WithoutSelf, "epoch_end() is a method without self: write epoch_end(self)"),
+        (
+            WithoutSelfAndArguments,
+            "step_end(step, learner) is a method without self: write step_end(self, step, learner)",
+        ),
+        (WithoutSelfInFit, "fit_begin(learner) is a method without self: write fit_begin(self, learner)"),
+    ],
+)
+def test_hook_without_self_raises(plugin, message):
+    with pytest.raises(PluginError, match=re.escape(message)):
+        make_learner(plugin())

@@ -17,12 +17,15 @@ from loopkit.base.words import nearest
 from loopkit.errors import PluginError
 
 
-def whole(owner: str, least: int = 1, /, *, error: type[Exception] = PluginError, **options: Any) -> None:
+def whole(
+    owner: str, least: int = 1, /, *, also: str = "", error: type[Exception] = PluginError, **options: Any
+) -> None:
     """Check that options are whole numbers.
 
     Args:
         owner: The class or function that has the options, for the message.
         least: The smallest number allowed.
+        also: Another value that is allowed, and was looked for already, such as ``"'auto'"``.
         error: The class of the error.
         options: Their values, by name.
 
@@ -35,7 +38,7 @@ def whole(owner: str, least: int = 1, /, *, error: type[Exception] = PluginError
     """
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            _wrong(owner, name, value, f"a whole number, from {least}", error)
+            _wrong(owner, name, value, f"a whole number, from {least}{also and f', or {also}'}", error)
 
 
 def positive(owner: str, unit: str = "", /, *, infinite: bool = False, **options: Any) -> None:
@@ -110,6 +113,26 @@ def one_of(
         elif any(value is choice for choice in choices):
             continue
         _wrong(owner, name, value, f"{listed}{hint}", error)
+
+
+def metric_name(owner: str, /, **options: Any) -> None:
+    """Check that options are names of metrics, with their phases.
+
+    Args:
+        owner: The class or function that has the options, for the message.
+        options: Their values, by name.
+
+    Raises:
+        PluginError: One is not.
+
+    Example::
+
+        checks.metric_name("EarlyStopping", monitor=monitor)
+    """
+    for name, value in options.items():
+        phase, _, metric = value.partition("/") if isinstance(value, str) else ("", "", "")
+        if not (phase and metric) or "*" in phase:
+            _wrong(owner, name, value, "'<phase>/<metric>', such as 'val/loss'", PluginError)
 
 
 def _is_number(value: Any, infinite: bool) -> bool:

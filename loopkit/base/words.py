@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from loopkit.errors import CallError
+from loopkit.errors import ArgumentError, CallError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,8 +45,15 @@ def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        shape = inspect.signature(function).parameters
+        names = list(shape)
+        flags = {name for name in names if shape[name].annotation in ("bool", bool)}
+
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()) if flags else ():
+                if isinstance(value, str) and name in flags:
+                    raise _no_flag(function, args, name, value)
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
@@ -57,6 +64,12 @@ def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+def _no_flag(function: Callable[..., Any], args: tuple[Any, ...], name: str, value: str) -> ArgumentError:
+    """The error of a word in the place of True or False, which Python would take for true."""
+    owner = type(args[0]).__name__ if args and function.__name__ == "__init__" else function.__qualname__
+    return ArgumentError(f"{owner}: {name} is {value!r:.80}: it is True or False")
 
 
 def check_call(

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from loopkit.base.batches import describe
+from loopkit.base.words import takes
 from loopkit.data.place import (
     Chosen,
     LoaderError,
@@ -76,6 +77,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         True
     """
 
+    @takes()
     def __init__(self, samples: int | Sized, *, shuffle: bool = True, seed: int = 0) -> None:
         self.samples = whole_number("samples", len(samples) if isinstance(samples, Sized) else samples)
         if self.samples < 1:

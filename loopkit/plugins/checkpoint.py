@@ -386,8 +386,8 @@ def _waits(learner: Learner, epoch: Epoch) -> bool:
 
 def _check_best(best: Any, mode: Mode | None, options: SaveOptions) -> None:
     """Raise for a metric that is none, and for options that need one."""
-    if best is not None and not (isinstance(best, str) and all(best.partition("/"))):
-        raise PluginError(f"Checkpoint: best is {best!r}: it is '<phase>/<metric>', such as 'val/loss'")
+    if best is not None:
+        checks.metric_name("Checkpoint", best=best)
     if best is None and (mode is not None or options.keep_best > 1):
         given = f"mode is {mode!r}" if mode is not None else f"options.keep_best is {options.keep_best}"
         raise PluginError(

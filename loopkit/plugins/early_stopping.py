@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.base import devices, sharded
+from loopkit.base import checks, devices, sharded
 from loopkit.base.options import Shown
 from loopkit.base.words import nearest
 from loopkit.criteria import Criterion, Mode, NumberSinceBest
@@ -276,10 +276,8 @@ def _restore(learner: Learner, kept: dict[str, Tensor], plugin: str) -> None:
 
 def _metric(argument: str, value: Any) -> tuple[str, str]:
     """A metric's name and the phase in it."""
-    phase, slash, metric = value.partition("/") if isinstance(value, str) else ("", "", "")
-    if not (phase and slash and metric) or "*" in phase:
-        raise PluginError(f"EarlyStopping: {argument} is {value!r}: it is '<phase>/<metric>', such as 'val/loss'")
-    return value, phase
+    checks.metric_name("EarlyStopping", **{argument: value})
+    return value, value.partition("/")[0]
 
 
 def _patience(patience: int, min_delta: float) -> NumberSinceBest:

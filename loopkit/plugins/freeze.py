@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from loopkit.base import checks
 from loopkit.base.options import Shown
 from loopkit.errors import PluginError
 from loopkit.groups import covers, named_modules, named_parameters, nothing_matches
@@ -76,9 +77,8 @@ class Freeze(Shown):
             if isinstance(given, str) and thaw_at is not None:
                 given = {given: thaw_at}
             if isinstance(given, Mapping):
-                for pattern, epoch in given.items():
-                    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-                        raise PluginError(f"Freeze({{{pattern!r}: {epoch!r}}}): an epoch is a whole number, from 0")
+                epochs: dict[str, Any] = {f"the epoch of {pattern!r}": epoch for pattern, epoch in given.items()}
+                checks.whole("Freeze", 0, **epochs)
                 self.epochs.update(given)
             self.covered += [given] if isinstance(given, str) else given
         if not self.covered:

@@ -718,6 +718,16 @@ class _ReduceOnPlateau(ReduceLROnPlateau):
         return a < best * (1 + share) if self.mode == "min" else a > best * (1 - share)
 
 
+def _check_plateau(options: Mapping[str, Any]) -> None:
+    """Check those options of torch's scheduler that are numbers; unknown ones raise when it is made."""
+    numbers = {name: options[name] for name in ("factor", "threshold", "eps") if name in options}
+    checks.not_negative("Plateau", **numbers)
+    counts = {name: options[name] for name in ("patience", "cooldown") if name in options}
+    checks.whole("Plateau", 0, **counts)
+    if "threshold_mode" in options:
+        checks.one_of("Plateau", ("rel", "abs"), threshold_mode=options["threshold_mode"])
+
+
 class Plateau(Shown):
     """Lower the learning rate when a metric no longer improves: torch's ``ReduceLROnPlateau``.
 
@@ -754,8 +764,8 @@ class Plateau(Shown):
         name: str = "plateau",
         **options: Any,
     ) -> None:
-        if "/" not in monitor:
-            raise PluginError(f"Plateau(monitor={monitor!r}): write phase and metric, as in 'val/loss'")
+        checks.metric_name("Plateau", monitor=monitor)
+        _check_plateau(options)
         self.name = name
         self.monitor = monitor
         self.mode = checked_mode("Plateau", mode)

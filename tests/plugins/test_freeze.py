@@ -368,7 +368,7 @@ def test_unknown_paths_are_refused(verb):
 
 @pytest.mark.parametrize("patterns", [[], [{"encoder": -1}], [{"encoder": 1.5}], [{}]])
 def test_freeze_refuses_arguments_out_of_range(patterns):
-    with pytest.raises(PluginError, match=r"give patterns|an epoch is a whole number, from 0"):
+    with pytest.raises(PluginError, match=r"give patterns|it is a whole number, from 0"):
         Freeze(*patterns)
 
 

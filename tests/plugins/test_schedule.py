@@ -1049,7 +1049,7 @@ def test_plateau_with_options_out_of_range_is_refused_before_the_first_step(opti
 
 
 def test_plateau_needs_phase_and_metric():
-    with pytest.raises(PluginError, match="write phase and metric"):
+    with pytest.raises(PluginError, match=r"monitor is .*: it is '<phase>/<metric>', such as"):
         Plateau("loss")
 
 

@@ -44,6 +44,25 @@ OTHER_WORDS = {
 """Other names of standard phases, each with the name here."""
 
 
+def check_self(name: str, plugin: Any) -> None:
+    """Raise for a hook that is a method without ``self``: its first argument would be the plugin itself.
+
+    Raises:
+        PluginError: Names the plugin and the hook.
+    """
+    known = hooks()
+    for word in methods(plugin).keys() & known.keys():
+        method = getattr(plugin, word, None)
+        code = getattr(method, "__code__", None)
+        if code is None or not inspect.ismethod(method) or code.co_flags & inspect.CO_VARARGS:
+            continue
+        arguments = code.co_varnames[: code.co_argcount]
+        if not arguments or arguments[0] in known[word].arguments:
+            given = ", ".join(arguments)
+            right = ", ".join(("self", *arguments))
+            raise PluginError(f"plugin {name!r}: {word}({given}) is a method without self: write {word}({right})")
+
+
 def check_names(
     plugins: Mapping[str, Any], implementations: Sequence[Implementation], chains: Iterable[tuple[str, ...]]
 ) -> None:

@@ -176,6 +176,7 @@ class Registry:
                 again = f"{refusals.shown_plugin(registered)} and {refusals.shown_plugin(plugin)}"
             raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
         self._specify()
+        refusals.check_self(name, plugin)
         refusals.check_plugin(plugin, name)
         self._wanted[name] = implemented(plugin)
         self._manager.register(plugin, name)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from loopkit import Epoch, FitResult, Learner, Phase, hookimpl
-from loopkit.author import Shown, checked_mode, describe, direction, is_better, nearest, sharded
+from loopkit.author import Shown, checked_mode, checks, describe, direction, is_better, nearest, sharded
 from loopkit.criteria import Mode
 from loopkit.errors import PluginError
 
@@ -83,9 +83,8 @@ class SavePretrained(Shown):
                 f"SavePretrained: tokenizer is {describe(tokenizer)}, which has no save_pretrained: wrap one of the "
                 f"library tokenizers, PreTrainedTokenizerFast(tokenizer_object=tokenizer)"
             )
-        phase, slash, metric = (monitor or "a/b").partition("/")
-        if not (phase and slash and metric):
-            raise PluginError(f"SavePretrained: monitor is {monitor!r}: it is '<phase>/<metric>', such as 'val/loss'")
+        if monitor is not None:
+            checks.metric_name("SavePretrained", monitor=monitor)
         if monitor is None and not last:
             raise PluginError("SavePretrained: last=False without a monitor would never save: give a monitor")
         self.name = name

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from loopkit import hookimpl
-from loopkit.author import Shown, aligned, count_of_bytes, devices
+from loopkit.author import Shown, aligned, checks, count_of_bytes, devices
 from loopkit.errors import PluginError
 from loopkit.logs import Table
 
@@ -89,10 +89,10 @@ class ModuleProfile(Shown):
         name: str = "module_profile",
     ) -> None:
         steps = tuple(at) if isinstance(at, Iterable) else (at,)
-        for label, values, least in (("at", steps, 0), ("every", () if every is None else (every,), 1)):
-            for value in values:
-                if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                    raise PluginError(f"ModuleProfile: {label} holds {value!r}: it counts steps, from {least}")
+        for step in steps:
+            checks.whole("ModuleProfile", 0, at=step)
+        if every is not None:
+            checks.whole("ModuleProfile", every=every)
         if steps and every is not None:
             raise PluginError(f"ModuleProfile: at={steps} and every={every}: give one of them")
         self.at = steps or (() if every is not None else (10,))

@@ -74,15 +74,13 @@ class OptunaPruning(Shown):
                 f"trial {trial.number} is of a study with {len(trial.study.directions)} objectives, and Optuna prunes "
                 f"only studies with one: leave the plugin out"
             )
-        phase, slash, metric = monitor.partition("/")
-        if not (phase and slash and metric):
-            raise PluginError(f"monitor is {monitor!r}: it is a phase and a metric, such as 'val/loss'")
+        checks.metric_name(type(self).__name__, monitor=monitor)
         checks.one_of(type(self).__name__, ("epochs", "updates"), steps=steps)
         self.name = name
         self.trial = trial
         self.monitor = monitor
         self.steps = steps
-        self._phase = phase
+        self._phase = monitor.partition("/")[0]
         self._reported = -1
         """The step that was reported last."""
         self._due: int | None = None

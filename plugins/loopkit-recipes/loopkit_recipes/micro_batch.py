@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from loopkit.author import Shown, describe, generators, is_sum, map_tensors, say, sharded, warn
+from loopkit.author import Shown, checks, describe, generators, is_sum, map_tensors, say, sharded, warn
 from loopkit.errors import PhaseError, PluginError
 from loopkit.events import ForwardBegin, LossBegin
 from loopkit.hooks import hookimpl
@@ -55,9 +55,8 @@ class MicroBatch(Shown):
     reads = ("batch", "buffers", "params")
 
     def __init__(self, size: int | str = "auto", name: str = "micro_batch") -> None:
-        whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
-        if size != "auto" and not whole:
-            raise PluginError(f"MicroBatch({size!r}): it is a number of samples, from 1, or 'auto'")
+        if size != "auto":
+            checks.whole("MicroBatch", also="'auto'", size=size)
         self.size = size
         self.name = name
         self._fits = size if isinstance(size, int) else None

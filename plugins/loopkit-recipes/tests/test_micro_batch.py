@@ -244,7 +244,7 @@ def test_outputs_that_cannot_be_joined_are_refused():
 
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, "all"])
 def test_size_is_refused(size):
-    with pytest.raises(PluginError, match="it is a number of samples, from 1, or 'auto'"):
+    with pytest.raises(PluginError, match="it is a whole number, from 1, or 'auto'"):
         MicroBatch(size)
 
 
