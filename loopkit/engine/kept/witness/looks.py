@@ -84,7 +84,7 @@ class Look(NamedTuple):
 
     kind: str
     """``"value"``, ``"tensor"``, ``"array"``, ``"generator"``, ``"values"`` for a container of plain ones, ``"holder"``
-    for another container, ``"optimizer"``, ``"learner"``, ``"iterator"`` or ``"object"``."""
+    for another container, ``"optimizer"``, ``"learner"``, ``"iterator"``, ``"module"`` or ``"object"``."""
     state: Any
     """The state that two looks compare."""
     length: int = 0
@@ -103,7 +103,7 @@ class Look(NamedTuple):
 
 
 CONTAINERS = ("values", "holder")
-CLOSED_LOOKS = ("values", "optimizer", "learner", "iterator")
+CLOSED_LOOKS = ("values", "optimizer", "learner", "iterator", "module")
 """Kinds of looks that say all of a value: it is not looked into."""
 Looks = dict[str, Look]
 """By path."""
@@ -195,6 +195,9 @@ def _look_in(found: Found, scope: Scope) -> Look | None:
     value = found.value
     if isinstance(value, Tensor):
         return _look_at_tensor(value, not _is_item_of_many(found))
+    if scope.methods_of is not None and isinstance(value, nn.Module):
+        tensors = itertools.chain(value.parameters(), value.buffers())
+        return Look("module", tuple((id(each), changes_of(each)) for each in tensors))
     if scope.held_by is not None and isinstance(value, (types.FunctionType, nn.Module)):
         return Look("object", type(value))
     if scope.methods_of is not None and is_iterator(value):

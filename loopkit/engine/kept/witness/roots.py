@@ -127,7 +127,8 @@ class RootsOfLearner:
     def _of_plugin(self, name: str, plugin: Any) -> Root:
         if has_state(plugin):
             return Root(f"plugin {name!r}", plugin, OF_A_STATE, self._leave(), scope=OWN, state=("plugins", name))
-        leave = self._without_set_at_begin(_without_modules(self._leave()), "train")
+        without = _without_modules if is_shipped(plugin) else self._without_saved_modules
+        leave = self._without_set_at_begin(without(self._leave()), "train")
         return Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, leave, scope=WITH_FUNCTIONS)
 
     def _hooks(self) -> Iterator[tuple[str, Hook]]:
@@ -147,6 +148,18 @@ class RootsOfLearner:
             return root
         leave = self._without_set_at_begin(root.leave, phase)
         return Root(root.name, root.object, root.cure, leave, scope=root.scope)
+
+    def _without_saved_modules(self, leave: Leave) -> Leave:
+        """Also leave out modules all of whose tensors are saved; others are held by functions."""
+
+        def left(found: Found) -> bool:
+            module = found.value
+            if leave(found) or not isinstance(module, nn.Module):
+                return leave(found)
+            saved = {id(each) for each in self.saved()}
+            return all(id(each) in saved for each in (*module.parameters(), *module.buffers()))
+
+        return left
 
     def _trains(self, phase: str) -> bool:
         return any(each.name == phase and each.training for each in self._phases)
