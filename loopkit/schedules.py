@@ -175,7 +175,8 @@ def step(every: int, gamma: float = 0.1, *, start: float = 1.0) -> ScheduleFn:
     every = _whole("every", every, 1)
     gamma = _positive("gamma", gamma)
     start = _number("start", start)
-    return _named(lambda update: start * gamma ** (update // every), f"step({every}, {gamma}, start={start})")
+    name = f"step({every}, {gamma}, start={start})"
+    return _named(lambda update: start * gamma ** (update // every), name)
 
 
 @takes(**ELSEWHERE)
@@ -200,7 +201,8 @@ def multi_step(milestones: Sequence[int], gamma: float = 0.1, *, start: float = 
     gamma = _positive("gamma", gamma)
     start = _number("start", start)
     values = [start * gamma**drops for drops in range(len(marks) + 1)]
-    return _named(lambda update: values[bisect_right(marks, update)], f"multi_step({marks}, {gamma}, start={start})")
+    name = f"multi_step({marks}, {gamma}, start={start})"
+    return _named(lambda update: values[bisect_right(marks, update)], name)
 
 
 @takes(**ELSEWHERE)
@@ -221,9 +223,8 @@ def exponential(gamma: float, *, every: int = 1, start: float = 1.0) -> Schedule
     gamma = _positive("gamma", gamma)
     every = _whole("every", every, 1)
     start = _number("start", start)
-    return _named(
-        lambda update: start * gamma ** (update / every), f"exponential({gamma}, every={every}, start={start})"
-    )
+    name = f"exponential({gamma}, every={every}, start={start})"
+    return _named(lambda update: start * gamma ** (update / every), name)
 
 
 @takes(**ELSEWHERE)
@@ -276,7 +277,8 @@ def inverse(gamma: float, power: float = 1.0, *, start: float = 1.0) -> Schedule
     gamma = _number("gamma", gamma, low=0.0)
     power = _positive("power", power)
     start = _number("start", start)
-    return _named(lambda update: start / (1.0 + gamma * update) ** power, f"inverse({gamma}, {power}, start={start})")
+    name = f"inverse({gamma}, {power}, start={start})"
+    return _named(lambda update: start / (1.0 + gamma * update) ** power, name)
 
 
 @takes(**ELSEWHERE)
@@ -780,9 +782,8 @@ def piecewise(points: Mapping[int, float]) -> ScheduleFn:
     if at[0] != 0:
         raise ArgumentError(f"points begin at update {at[0]}: give a value for update 0")
     begins = at[1:]
-    return _named(
-        lambda update: values[bisect_right(begins, update)], f"piecewise({dict(zip(at, values, strict=True))})"
-    )
+    name = f"piecewise({dict(zip(at, values, strict=True))})"
+    return _named(lambda update: values[bisect_right(begins, update)], name)
 
 
 # Composition. Where a part is an OfLength, so is the whole, unless the part's length follows from the arguments.
@@ -827,8 +828,9 @@ def join(parts: Sequence[tuple[ScheduleFn, int | None]]) -> ScheduleFn:
         return joined
 
     def name(last: ScheduleFn) -> str:
-        pairs = zip([*schedules[:-1], last], parts, strict=True)
-        return f"join([{', '.join(f'({_name(schedule)}, {updates})' for schedule, (_, updates) in pairs)}])"
+        runs = [*schedules[:-1], last]
+        words = [f"({_name(run)}, {updates})" for run, (_, updates) in zip(runs, parts, strict=True)]
+        return f"join([{', '.join(words)}])"
 
     return _compose(schedules[-1], build, name, last_begin)
 
@@ -982,7 +984,9 @@ def _name(schedule: ScheduleFn) -> str:
 
 
 def _of_length(updates: int | None, make: Callable[[int], ScheduleFn], name: str) -> ScheduleFn:
-    return OfLength(name, make) if updates is None else make(_whole("updates", updates, 1))
+    if updates is None:
+        return OfLength(name, make)
+    return make(_whole("updates", updates, 1))
 
 
 def _compose(
@@ -1022,7 +1026,8 @@ def _whole(argument: str, value: SupportsIndex, low: int | None = None) -> int:
         found = None
     if found is None or (low is not None and found < low):
         span = "" if low is None else f", from {low}"
-        hint = HINTS.get(argument, "") if isinstance(value, float) and 0.0 < value < 1.0 else ""
+        is_share = isinstance(value, float) and 0.0 < value < 1.0
+        hint = HINTS.get(argument, "") if is_share else ""
         raise ArgumentError(f"{argument} is {value!r}: it must be a whole number{span}{hint}")
     return found
 
@@ -1033,7 +1038,11 @@ def _number(argument: str, value: Any, low: float = -math.inf, high: float = mat
     except (TypeError, ValueError):
         found = math.nan
     if not (math.isfinite(found) and low <= found <= high):
-        span = "" if low == -math.inf else f" from {low}" + ("" if high == math.inf else f" to {high}")
+        span = ""
+        if low != -math.inf:
+            span = f" from {low}"
+            if high != math.inf:
+                span += f" to {high}"
         raise ArgumentError(f"{argument} is {value!r}: it must be a finite number{span}")
     return found
 
@@ -1057,5 +1066,9 @@ def _choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
 def _points(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
     if not isinstance(points, Mapping) or not points:
         raise ArgumentError(f"points is {points!r}: give a mapping of updates to values, at least one")
-    pairs = sorted((_whole("update", update, 0), _number(f"points[{update!r}]", points[update])) for update in points)
+    pairs = []
+    for given, value in points.items():
+        update = _whole("update", given, 0)
+        pairs.append((update, _number(f"points[{given!r}]", value)))
+    pairs.sort()
     return [update for update, _ in pairs], [value for _, value in pairs]

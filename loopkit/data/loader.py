@@ -6,7 +6,7 @@ import copy
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -64,7 +64,8 @@ class Loader(ABC):
                 "Loader is the base of loaders: write TensorLoader(inputs, targets, batch_size=32) for tensors in "
                 "memory, from_function(...) for batches that a function makes, or a DataLoader of torch"
             )
-        if missing := sorted(cls.__abstractmethods__):
+        missing = sorted(cls.__abstractmethods__)
+        if missing:
             raise LoaderError(
                 f"{cls.__name__} does not define {', '.join(missing)}: write "
                 f"def batches(self, epoch, start, indices=None), which yields the batches of an epoch"
@@ -79,10 +80,18 @@ class Loader(ABC):
         self.source: Any = inner
         """This process's part of the loader that it wraps."""
         self._counted = steps is not None
-        self._shares = Shares(whole_number("steps", steps, 1), 1) if shares is None or self._counted else shares
-        self._chosen: Chosen = Chosen(self._shares.samples) if inner is None else inner._chosen
-        self._rank: int = 0 if inner is None else inner.rank
-        self._place: Place = Place() if inner is None or self._counted else inner._place.copied()
+        if shares is None or self._counted:
+            shares = Shares(whole_number("steps", steps, 1), 1)
+        self._shares = shares
+        self._rank = 0
+        self._place = Place()
+        if inner is None:
+            self._chosen = Chosen(shares.samples)
+            return
+        self._chosen = inner._chosen
+        self._rank = inner.rank
+        if not self._counted:
+            self._place = inner._place.copied()
 
     def __copy__(self) -> Self:
         copied = object.__new__(type(self))
@@ -92,7 +101,9 @@ class Loader(ABC):
 
     def __len__(self) -> int:
         """Batches per epoch, of this process."""
-        return self._shares.steps() if self.source is None or self._counted else len(self.source)
+        if self.source is None or self._counted:
+            return self._shares.steps()
+        return len(self.source)
 
     @abstractmethod
     def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
@@ -151,7 +162,10 @@ class Loader(ABC):
         """The indices of the samples in the batch that was yielded last, on the CPU; None where there are none."""
         place = self._place
         shares = self._shares
-        if not place.position or self._counted or (seed := self._shuffles()) is False:
+        if not place.position or self._counted:
+            return None
+        seed = self._shuffles()
+        if seed is False:
             return None
         if place.order is None:  # made when it is asked for, once an epoch
             place.order = ordered(shares.samples, seed, place.epoch, place.indices)
@@ -235,34 +249,44 @@ class Loader(ABC):
                 with another batch size or tail.
         """
         own = self.identity()
-        same = state.get("processes", 1) == own.get("processes", 1)
-        state = state if same else self._moved(state)
+        shares = self._shares
+        processes = state.get("processes", 1)
+        same = processes == own.get("processes", 1)
+        if not same:
+            state = self._moved(state)
+            processes = state.get("processes", 1)
         place = load_place(self, state, own, () if same else PER_PROCESS)
         if "consumed" in state:
             place.start = whole_number("the state's consumed", state["consumed"], 0)
             place.base = place.position
-        elif state.get("processes", 1) != 1 and (not same or self._shares.size > 1):  # else steps are not shared
+        elif processes != 1 and (not same or shares.size > 1):  # else steps are not shared
             raise LoaderError("the state has no consumed, which states of several processes have")
         elif not same:
-            before = Shares(self._shares.samples, whole_number("the state's batch_size", state.get("batch_size", 1), 1))
+            batch_size = whole_number("the state's batch_size", state.get("batch_size", 1), 1)
+            before = Shares(shares.samples, batch_size)
             place.start = before.used(0, place.position)
             place.base = place.position
         elif place.position > len(self):
             raise LoaderError(f"the state's position is {place.position}, but an epoch has {len(self)} batches")
-        if place.start > self._shares.samples:
-            raise LoaderError(f"the state's consumed is {place.start}, but an epoch has {self._shares.samples}")
+        if place.start > shares.samples:
+            raise LoaderError(f"the state's consumed is {place.start}, but an epoch has {shares.samples}")
         self._chosen.load(state, place)
         self._place = place.choose()
 
     def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Convert a state that was saved with another number of processes."""
         if not self._counted:
-            return state if self.source is None else self.source._moved(state)
+            if self.source is None:
+                return state
+            moved: Mapping[str, Any] = self.source._moved(state)
+            return moved
         if state.get("position") or (self.continues and state.get("epoch")):
-            saved, here = (each.get("processes", 1) for each in (state, self.identity()))
+            saved = state.get("processes", 1)
+            here = self.identity().get("processes", 1)
+            word = "processes" if saved > 1 else "process"
             raise LoaderError(
-                f"{self!r} counts the batches of each process, and the state was saved with {saved} process"
-                f"{'es' if saved > 1 else ''}, {here} here, which are elsewhere after as many: resume with {saved}, or "
+                f"{self!r} counts the batches of each process, and the state was saved with {saved} {word}, "
+                f"{here} here, which are elsewhere after as many: resume with {saved}, or "
                 f"call set_epoch to begin an epoch without the state"
             )
         return {**state, "consumed": 0}
@@ -312,7 +336,8 @@ class Loader(ABC):
     def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
         if self.source is not None:
             self.source = self.source.shard(rank, size, tail, least)
-            self._shares = self._shares if self._counted else self.source.shares
+            if not self._counted:
+                self._shares = self.source.shares
         elif not self._counted:
             self._shares = self._shares.among(rank, size, tail, least)
         self._rank = rank
@@ -354,7 +379,10 @@ class _MappedLoader(Loader):
             self._seeds.append(self._seed)
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), **({"map_seeds": list(self._seeds)} if self._seeds else {})}
+        found = super().identity()
+        if self._seeds:
+            found["map_seeds"] = list(self._seeds)
+        return found
 
     def __repr__(self) -> str:
         return f"{self.source!r}.map({_name(self._fn)})"
@@ -425,8 +453,11 @@ class _FunctionLoader(Loader):
         fn = self._fn
         seed = self._seed
         shares = self._shares
-        numbers = range(start, start + shares.steps(start) * shares.size)[self._rank :: shares.size]
-        wrapped = (number % shares.samples for number in numbers) if shares.size > 1 else numbers
+        stop = start + shares.steps(start) * shares.size
+        numbers = range(start + self._rank, stop, shares.size)
+        wrapped: Iterable[int] = numbers
+        if shares.size > 1:
+            wrapped = (number % shares.samples for number in numbers)
         if seed is None:
             yield from map(fn, wrapped)
             return
@@ -462,13 +493,18 @@ def same(loader: Any, batches: int = 1) -> Loader:
         (2, [[0, 1], [2, 3], [0, 1], [2, 3]])
     """
     count = whole_number("batches", batches, 1)
-    if isinstance(loader, (list, tuple)) and count < len(loader) and len({id(each) for each in loader}) < len(loader):
+    if isinstance(loader, (list, tuple)) and count < len(loader) and _has_repeated(loader):
         raise LoaderError(
             f"the {len(loader)} batches are given several times, and same would take the first {count}: give the "
             f"{type(loader).__name__} itself as the data, which are the same in every epoch"
         )
     source = loader.map(lambda batch: batch) if isinstance(loader, Loader) else loader
     return _SameLoader(list(itertools.islice(source, count)))
+
+
+def _has_repeated(batches: Sequence[Any]) -> bool:
+    """Whether one batch is in several places."""
+    return len({id(each) for each in batches}) < len(batches)
 
 
 class _SameLoader(_FunctionLoader):

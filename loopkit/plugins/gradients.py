@@ -145,14 +145,18 @@ class ClipGradNorm(Shown):
         if self.over == "each" or len(learner.optimizers) < 2:
             return
         for name, plugin in learner.plugins.items():
-            scales = getattr(plugin, "loss_scale", 1.0) != 1.0  # host sync: before a fit
-            shares = provided(plugin) == "sync" and learner.world.size > 1 and not _are_sharded(learner)
-            if scales or shares:
-                does = "unscales" if scales else "averages"
+            does = ""
+            fix = "give over='each'"
+            if getattr(plugin, "loss_scale", 1.0) != 1.0:  # host sync: before a fit
+                does = "unscales"
+                fix += ", or train in bfloat16"
+            elif provided(plugin) == "sync" and learner.world.size > 1 and not _are_sharded(learner):
+                does = "averages"
+            if does:
                 raise PluginError(
                     f"ClipGradNorm(over='all'): plugin {name!r} {does} the gradients of each of "
                     f"{len(learner.optimizers)} optimizers in its own update, so there is no norm over all "
-                    f"before the first: give over='each'{', or train in bfloat16' if scales else ''}"
+                    f"before the first: {fix}"
                 )
 
     @hookimpl(updates=("grads",), traced=("norm",))
@@ -355,15 +359,18 @@ class GradNoise(Shown):
     def _generator(self, device: torch.device) -> torch.Generator:
         key = str(device)
         if key not in self._generators:
-            generator = self._generators[key] = torch.Generator(device).manual_seed(self.seed)
+            generator = torch.Generator(device).manual_seed(self.seed)
             if key in self._states:
                 generator.set_state(self._states.pop(key))
+            self._generators[key] = generator
         return self._generators[key]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of its generators."""
-        live = {key: generator.get_state() for key, generator in self._generators.items()}
-        return {"generators": {**{key: value.clone() for key, value in self._states.items()}, **live}}
+        states = {key: value.clone() for key, value in self._states.items()}
+        for key, generator in self._generators.items():
+            states[key] = generator.get_state()
+        return {"generators": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the return value of `state_dict`."""

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from functools import partial
@@ -94,8 +94,7 @@ class Schedule(Shown):
         _check_place(attribute, key)
         self.schedule = schedule
         self.key = key if attribute is None else attribute
-        word = re.sub(r"\W+", "_", self.key).strip("_")
-        self.name = name or ("schedule" if self.key == "lr" else f"schedule_{word}")
+        self.name = name or _default_name(self.key)
         self.of_modules = attribute is not None
         """Whether it sets an attribute of modules, whose pattern is then ``key``."""
         self.optimizer = optimizer
@@ -128,7 +127,9 @@ class Schedule(Shown):
             return (f"model.{attribute}.{pattern.replace('.', '/')}",)
         key, _, index = self.key.partition("[")
         state = f"optimizer.{key}.{self.optimizer}.{self.groups.replace('.', '_')}"
-        return (f"{state}.{index.rstrip(']')}" if index else state,)
+        if index:
+            state += f".{index.rstrip(']')}"
+        return (state,)
 
     @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
     def fit_begin(self, learner: Learner) -> None:
@@ -140,14 +141,24 @@ class Schedule(Shown):
         self._loaded = False
         self._writers = []
         if isinstance(self.schedule, OfLength):
-            planned = self._planned(learner)
-            if fit is not None and fit.resumed and self._whole_fit is not None:
-                origin = self._whole_fit[0]  # the fit goes on, be it with another length
-                self._whole_fit = (origin, planned + (0 if origin else self.start))
-            else:
-                origin = 0 if self.count == self.start else self.count
-                self._whole_fit = (origin, self.count - origin + planned)
+            resumed = fit is not None and fit.resumed
+            self._span(self._planned(learner), resumed)
             self._resolve()
+
+    def _span(self, planned: int, resumed: bool) -> None:
+        """Note where the schedule over the whole fit begins, and its length."""
+        if resumed and self._whole_fit is not None:
+            origin = self._whole_fit[0]
+            length = planned  # which may be another one than before
+            if origin == 0:
+                length += self.start
+        elif self.count == self.start:
+            origin = 0
+            length = planned + self.start
+        else:
+            origin = self.count
+            length = planned
+        self._whole_fit = (origin, length)
 
     def _planned(self, learner: Learner) -> int:
         planned = None if learner.current is None else learner.current.result.planned
@@ -241,15 +252,25 @@ class Schedule(Shown):
         chosen = self._chosen(learner)
         self._places = self._found(learner, chosen)
         self._leader = next(iter(chosen), "")
-        self._seen = [] if self.of_modules else [(o, o.param_groups, len(o.param_groups)) for o in chosen.values()]
+        self._seen = []
+        if not self.of_modules:
+            self._seen = [(each, each.param_groups, len(each.param_groups)) for each in chosen.values()]
         self._writers = [(self._kept.find(place), place.write) for place in self._places]
         if not self._writers:
             raise self._nothing(learner)
-        self._leads = sum(1 for _ in self._look(learner, dict([*chosen.items()][:1])))
+        first = {self._leader: chosen[self._leader]} if chosen else {}
+        self._leads = len(list(self._look(learner, first)))
 
     def _chosen(self, learner: Learner) -> dict[str, Optimizer]:
         """The optimizers whose groups it looks at."""
-        return {n: o for n, o in learner.optimizers.items() if self.of_modules or fnmatchcase(n, self.optimizer)}
+        if self.of_modules:
+            return dict(learner.optimizers)
+        return self._matching(learner)
+
+    def _matching(self, learner: Learner) -> dict[str, Optimizer]:
+        """The optimizers whose name matches the pattern."""
+        named = learner.optimizers.items()
+        return {name: optimizer for name, optimizer in named if fnmatchcase(name, self.optimizer)}
 
     def _found(self, learner: Learner, chosen: Mapping[str, Optimizer]) -> list[Place]:
         """Where the value goes; of an optimizer that was not there before, the own values are looked up anew.
@@ -263,11 +284,17 @@ class Schedule(Shown):
                 self._kept.forget(self._look(learner, {name: optimizer}))
         places = list(self._look(learner, chosen))
         for place in places:
-            now = place.read()
-            if isinstance(now, bool) or not isinstance(now, (int, float, Tensor)):
-                hint = f"; write '{self.key}[0]' for its first number" if isinstance(now, (tuple, list)) else ""
-                raise PluginError(f"plugin {self.name!r}: {place.name} is {now!r}, which is no number{hint}")
+            self._check_number(place)
         return places
+
+    def _check_number(self, place: Place) -> None:
+        now = place.read()
+        if isinstance(now, (int, float, Tensor)) and not isinstance(now, bool):
+            return
+        hint = ""
+        if isinstance(now, (tuple, list)):
+            hint = f"; write '{self.key}[0]' for its first number"
+        raise PluginError(f"plugin {self.name!r}: {place.name} is {now!r}, which is no number{hint}")
 
     def _look(self, learner: Learner, optimizers: Mapping[str, Optimizer]) -> Iterator[Place]:
         if self.of_modules:
@@ -278,52 +305,76 @@ class Schedule(Shown):
                     write = partial(setattr, module, attribute)
                     yield Place(f"{name}.{attribute}", read, write)
             return
-        key, _, index = self.key.partition("[")
-        at = int(index.rstrip("]")) if index else None
         for name, optimizer in optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
-                if fnmatchcase(str(group.get("name", number)), self.groups) and key in group:
-                    place = f"{name}.{number}.{self.key}"
-                    if at is None:
-                        yield Place(place, partial(group.__getitem__, key), setter(group, key))
-                    elif isinstance(group[key], (tuple, list)) and at < len(group[key]):
-                        yield Place(place, partial(_item, group, key, at), _item_setter(group, key, at))
-                    else:
-                        raise PluginError(f"plugin {self.name!r}: {key} is {group[key]!r}: it has no item {at}")
+                label = str(group.get("name", number))
+                if fnmatchcase(label, self.groups) and self.key.partition("[")[0] in group:
+                    yield self._place(f"{name}.{number}.{self.key}", group)
+
+    def _place(self, name: str, group: dict[str, Any]) -> Place:
+        """The place of the value in a group that has the key."""
+        key, _, index = self.key.partition("[")
+        if not index:
+            return Place(name, partial(group.__getitem__, key), setter(group, key))
+        at = int(index.rstrip("]"))
+        value = group[key]
+        if not isinstance(value, (tuple, list)) or at >= len(value):
+            raise PluginError(f"plugin {self.name!r}: {key} is {value!r}: it has no item {at}")
+        return Place(name, partial(_item, group, key, at), _item_setter(group, key, at))
 
     def _attributes(self, learner: Learner) -> list[str]:
         """The attributes of that name in the models, or the modules if none has one."""
         attribute = self.key.rpartition(".")[2]
         modules = named_modules(learner.models)
         having = [f"{name}.{attribute}" for name, module in modules if hasattr(module, attribute)]
-        return having or [name for name, _ in named_modules(learner.models) if name]
+        if having:
+            return having
+        return [name for name, _ in named_modules(learner.models) if name]
 
     def _nothing(self, learner: Learner) -> PluginError:
-        where = f"plugin {self.name!r}: "
+        """The error that names the pattern without a match."""
         if self.of_modules:
-            return PluginError(f"{where}attribute {nothing_matches(self.key, self._attributes(learner))}")
-        optimizers = {n: o for n, o in learner.optimizers.items() if fnmatchcase(n, self.optimizer)}
+            lacks = f"attribute {nothing_matches(self.key, self._attributes(learner))}"
+            return PluginError(f"plugin {self.name!r}: {lacks}")
+        optimizers = self._matching(learner)
+        keys: set[str] = set()
+        labels: list[str] = []
+        for optimizer in optimizers.values():
+            for number, group in enumerate(optimizer.param_groups):
+                keys.update(group)
+                labels.append(str(group.get("name", number)))
+        keys.discard("params")
         if not optimizers:
-            return PluginError(f"{where}optimizer pattern {nothing_matches(self.optimizer, learner.optimizers)}")
-        groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
-        keys = sorted({key for group in groups for key in group if key != "params"})
-        if self.key.partition("[")[0] not in keys:
-            return PluginError(f"{where}hyperparameter {nothing_matches(self.key, keys)}")
-        labels = [str(g.get("name", i)) for o in optimizers.values() for i, g in enumerate(o.param_groups)]
-        return PluginError(f"{where}group pattern {nothing_matches(self.groups, labels)} (with {self.key!r})")
+            lacks = f"optimizer pattern {nothing_matches(self.optimizer, learner.optimizers)}"
+        elif self.key.partition("[")[0] not in keys:
+            lacks = f"hyperparameter {nothing_matches(self.key, sorted(keys))}"
+        else:
+            lacks = f"group pattern {nothing_matches(self.groups, labels)} (with {self.key!r})"
+        return PluginError(f"plugin {self.name!r}: {lacks}")
 
     def options(self) -> dict[str, Any]:
         """The options it was made with."""
-        what = {"attribute": self.key} if self.of_modules else {"key": self.key}
-        where = {"optimizer": self.optimizer, "groups": self.groups, "every": self.every}
-        rest = {"absolute": self.absolute, "start": self.start, "name": self.name}
-        return {"schedule": self.schedule, "key": "lr", "attribute": None, **what, **where, **rest}
+        return {
+            "schedule": self.schedule,
+            "key": "lr" if self.of_modules else self.key,
+            "attribute": self.key if self.of_modules else None,
+            "optimizer": self.optimizer,
+            "groups": self.groups,
+            "every": self.every,
+            "absolute": self.absolute,
+            "start": self.start,
+            "name": self.name,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """How far it is, each place's own value, and what is there."""
         left = self._kept.left or self._kept.read(self._places)
-        kept = {"bases": dict(self._kept.own), "left": dict(left)}
-        return {"count": self.count, **kept, "whole_fit": self._whole_fit}
+        return {
+            "count": self.count,
+            "bases": dict(self._kept.own),
+            "left": dict(left),
+            "whole_fit": self._whole_fit,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the return value of `state_dict`."""
@@ -375,7 +426,10 @@ def _scale_base(
     bases = getattr(scheduler, "base_lrs", [])
     if number >= len(bases):
         return
-    bases[number] = bases[number] * (now / left) if resumed and left != 0 else now
+    if resumed and left != 0:
+        bases[number] = bases[number] * (now / left)
+    else:
+        bases[number] = now
     if "initial_lr" in group:
         group["initial_lr"] = bases[number]
 
@@ -388,6 +442,13 @@ def _check_schedule(schedule: Any) -> None:
     word = getattr(schedule, "__name__", "")
     if word in schedules.__all__ and getattr(schedules, word) is schedule:
         raise PluginError(f"Schedule: {word} is the function that makes a schedule: call it, {word}(...)")
+
+
+def _default_name(key: str) -> str:
+    if key == "lr":
+        return "schedule"
+    word = re.sub(r"\W+", "_", key).strip("_")
+    return f"schedule_{word}"
 
 
 def _check_place(attribute: str | None, key: str) -> None:
@@ -480,29 +541,34 @@ class TorchSchedule(Shown):
 
     def owns(self) -> tuple[str, ...]:
         """The learning rate of its optimizer; with a scheduler that cycles the momentum, that too."""
-        keys = ["lr"]
         if getattr(self.scheduler, "cycle_momentum", False):
-            keys += ["momentum", "betas"]
-        return tuple(f"optimizer.{key}.{self.optimizer or '*'}" for key in keys)
+            return self._states(("lr", "momentum", "betas"))
+        return self._states(("lr",))
 
     def own_keys(self) -> tuple[str, ...]:
         """The keys that it reads before a scheduler is made: all that a scheduler may set."""
-        return tuple(f"optimizer.{key}.{self.optimizer or '*'}" for key in KEYS)
+        return self._states(KEYS)
 
     def makes(self) -> tuple[str, ...]:
         """The keys that a scheduler sets when it is made, with its own notes in the groups."""
-        return (*self.owns(), *(f"optimizer.{key}.{self.optimizer or '*'}" for key in NOTES))
+        return self.owns() + self._states(NOTES)
+
+    def _states(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """The names of these keys of its optimizer in declarations."""
+        optimizer = self.optimizer or "*"
+        return tuple(f"optimizer.{key}.{optimizer}" for key in keys)
 
     @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
     def fit_begin(self, learner: Learner) -> None:
         """Take over rates that the user changed since the last fit."""
-        if self._bound and self.scheduler is not None and self._leader in learner.optimizers:
-            fit = learner.current
-            groups = self.scheduler.optimizer.param_groups
-            changed = self._kept.look(self._places(), new=fit is None or not fit.resumed)
-            for number, group in enumerate(groups):
-                if (place := f"{self._leader}.{number}.lr") in changed:
-                    _scale_base(self.scheduler, number, group, changed[place], fit is not None and fit.resumed)
+        if not self._bound or self.scheduler is None or self._leader not in learner.optimizers:
+            return
+        resumed = learner.current is not None and learner.current.resumed
+        changed = self._kept.look(self._places(), new=not resumed)
+        for number, group in enumerate(self.scheduler.optimizer.param_groups):
+            place = f"{self._leader}.{number}.lr"
+            if place in changed:
+                _scale_base(self.scheduler, number, group, changed[place], resumed)
 
     @hookimpl(reads=lambda plugin: plugin.own_keys(), writes=lambda plugin: plugin.makes())
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
@@ -543,21 +609,26 @@ class TorchSchedule(Shown):
 
     def _of(self, optimizer: Optimizer, keys: Sequence[str]) -> list[Place]:
         """Where it writes, or may write, numbers."""
-        return [place for key in keys for place in group_places(self._leader, optimizer, key)]
+        places: list[Place] = []
+        for key in keys:
+            places += group_places(self._leader, optimizer, key)
+        return places
 
     def _places(self) -> list[Place]:
         """Where its scheduler writes."""
         if not self._bound or self.scheduler is None:
             return []
-        return self._of(self.scheduler.optimizer, KEYS if getattr(self.scheduler, "cycle_momentum", False) else ("lr",))
+        cycles_momentum = getattr(self.scheduler, "cycle_momentum", False)
+        return self._of(self.scheduler.optimizer, KEYS if cycles_momentum else ("lr",))
 
     def leave(self, learner: Learner) -> None:
         """Put the optimizer's own values back, and take out what the scheduler noted in its groups."""
         if self.scheduler is None or learner.optimizers.get(self._leader) is not self.scheduler.optimizer:
             return
         for number, group in enumerate(self.scheduler.optimizer.param_groups):
-            if f"{self._leader}.{number}.lr" not in self._kept.own and group.get("initial_lr") is not None:
-                self._kept.own[f"{self._leader}.{number}.lr"] = float(group["initial_lr"])
+            initial = group.get("initial_lr")
+            if initial is not None:
+                self._kept.own.setdefault(f"{self._leader}.{number}.lr", float(initial))
         self._kept.put_back(self._places())
         for group in self.scheduler.optimizer.param_groups:
             for key in NOTES:
@@ -642,8 +713,7 @@ class TorchSchedule(Shown):
 
     def options(self) -> dict[str, Any]:
         """The options it was made with."""
-        where = {"optimizer": self.optimizer, "every": self.every, "name": self.name}
-        return {"scheduler": self.given, **where}
+        return {"scheduler": self.given, "optimizer": self.optimizer, "every": self.every, "name": self.name}
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own state.
@@ -652,8 +722,10 @@ class TorchSchedule(Shown):
             PluginError: It holds something that no plugin's state can hold.
         """
         if not self._bound or self.scheduler is None:
-            kept = {KEPT: {"own": dict(self._kept.own), "left": dict(self._kept.left)}}
-            return {} if self._state is None else {**deepcopy(self._state), **kept}
+            if self._state is None:
+                return {}
+            kept = {"own": dict(self._kept.own), "left": dict(self._kept.left)}
+            return {**deepcopy(self._state), KEPT: kept}
         state = {key: value for key, value in self.scheduler.state_dict().items() if key != "step"}
         made: dict[str, Any] = self._plain(state, type(self.scheduler).__name__)
         left = self._kept.left or self._kept.read(self._places())
@@ -715,7 +787,9 @@ class _ReduceOnPlateau(ReduceLROnPlateau):
             return bool(super()._is_better(a, best))  # type: ignore[no-untyped-call]
         # torch multiplies the value itself: below zero, a worse value would be a new best one
         share = float(self.threshold)
-        return a < best * (1 + share) if self.mode == "min" else a > best * (1 - share)
+        if self.mode == "min":
+            return a < best * (1 + share)
+        return a > best * (1 - share)
 
 
 def _check_plateau(options: Mapping[str, Any]) -> None:
@@ -811,12 +885,11 @@ class Plateau(Shown):
         self._kept.put_back(self._places(learner))
 
     def _places(self, learner: Learner) -> list[Place]:
-        return [
-            place
-            for name, scheduler in self._schedulers.items()
-            if learner.optimizers.get(name) is scheduler.optimizer
-            for place in group_places(name, scheduler.optimizer)
-        ]
+        places: list[Place] = []
+        for name, scheduler in self._schedulers.items():
+            if learner.optimizers.get(name) is scheduler.optimizer:
+                places += group_places(name, scheduler.optimizer)
+        return places
 
     def _make(self, learner: Learner) -> None:
         mode = direction(self, learner.plugins.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -138,7 +137,9 @@ class WeightAverage(Shown):
         """The states that it exchanges for an epoch."""
         if self.phases == ():
             return ()
-        return ("params",) if self.update_bn is None and not self.use_buffers else ("params", "buffers")
+        if self.update_bn is not None or self.use_buffers:
+            return ("params", "buffers")
+        return ("params",)
 
     def read(self) -> tuple[str, ...]:
         """The states that it averages."""
@@ -173,10 +174,11 @@ class WeightAverage(Shown):
     @hookimpl(reads=read)
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Average after an epoch."""
-        if self.every == "epoch" and phase.training:
-            for average in self._models.values():
-                if average.fresh and average.updates > self.start_update:
-                    self._average(learner, average)
+        if self.every != "epoch" or not phase.training:
+            return
+        for average in self._models.values():
+            if average.fresh and average.updates > self.start_update:
+                self._average(learner, average)
 
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
@@ -194,7 +196,9 @@ class WeightAverage(Shown):
 
     def owns(self) -> tuple[str, ...]:
         """The place of the weights, in the phases in which the average stands there."""
-        return ("weights",) if self.phases is None else tuple(f"weights.{phase}" for phase in self.phases)
+        if self.phases is None:
+            return ("weights",)
+        return tuple(f"weights.{phase}" for phase in self.phases)
 
     @property
     def in_place(self) -> bool:
@@ -241,9 +245,10 @@ class WeightAverage(Shown):
         models = learner.models.with_extras()
         with torch.no_grad():
             for name, average in self._models.items():
-                if average.count:
-                    for live, averaged in average.look_up(models[name], self.use_buffers):
-                        live.copy_(averaged)
+                if not average.count:
+                    continue
+                for live, averaged in average.look_up(models[name], self.use_buffers):
+                    live.copy_(averaged)
 
     def _average(self, learner: Learner, average: _Average) -> None:
         if learner.progress.epochs < self.start_epoch:
@@ -259,18 +264,21 @@ class WeightAverage(Shown):
 
     def _updated(self, learner: Learner, step: Step) -> list[str]:
         """The names of the models that own one of the optimizer's parameters."""
-        if (names := self._owners.get(step.optimizer_name)) is None:
+        names = self._owners.get(step.optimizer_name)
+        if names is None:
             ids = {id(p) for p in step.params}
-            names = [
-                n for n, model in learner.models.with_extras().items() if any(id(p) in ids for p in model.parameters())
-            ]
+            names = []
+            for name, model in learner.models.with_extras().items():
+                if any(id(p) in ids for p in model.parameters()):
+                    names.append(name)
             self._owners[step.optimizer_name] = names
         return names
 
     def _check(self, learner: Learner) -> None:
         """Drop the average if the parameters were changed since the fit ended."""
         if self._versions is not None and self._versions != _versions(learner):
-            self._models, self._versions = {}, None
+            self._models = {}
+            self._versions = None
 
     def _place(self, learner: Learner) -> None:
         """Put the average in place."""
@@ -279,25 +287,31 @@ class WeightAverage(Shown):
         models = learner.models.with_extras()
         pairs: dict[int, tuple[Tensor, Tensor]] = {}
         for name, average in self._models.items():
-            if average.count:
-                for live, averaged in average.look_up(models[name], self.use_buffers):
-                    pairs.setdefault(id(live), (live, averaged))  # once, if two models share it
+            if not average.count:
+                continue
+            for live, averaged in average.look_up(models[name], self.use_buffers):
+                pairs.setdefault(id(live), (live, averaged))  # once, if two models share it
         self._placed = list(pairs.values())
         sharded.exchange(self._placed)
 
     def _put_away(self) -> None:
         """Put the parameters back."""
         if self._placed is not None:
-            placed, self._placed = self._placed, None
+            placed = self._placed
+            self._placed = None
             sharded.exchange(placed)
 
     @torch.no_grad()
     def _estimate_bn(self, learner: Learner) -> None:
         """Estimate batch-norm statistics of the averaged parameters, where that was not done since they moved."""
         for name, average in self._models.items():
-            if not average.count or average.bn_count == average.count or name not in learner.models:
-                continue  # of a loss or phase, no data goes through
-            data = self.update_bn.get(name) if isinstance(self.update_bn, Mapping) else self.update_bn
+            if not average.count or average.bn_count == average.count:
+                continue
+            if name not in learner.models:  # a loss or phase, through which no data goes
+                continue
+            data = self.update_bn
+            if isinstance(data, Mapping):
+                data = data.get(name)
             if data is not None:
                 self._estimate_bn_of(learner, average, name, data)
 
@@ -307,7 +321,10 @@ class WeightAverage(Shown):
         if not norms:
             return
         average.bn = {}
-        own = [b for m in norms for b in (m.running_mean, m.running_var, m.num_batches_tracked) if b is not None]
+        own: list[Tensor] = []
+        for norm in norms:
+            statistics = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+            own += [buffer for buffer in statistics if buffer is not None]
         estimated = [buffer.clone() for buffer in own]
         ids = {id(buffer) for buffer in own}
         pairs = [pair for pair in average.look_up(model, self.use_buffers) if id(pair[0]) not in ids]
@@ -330,12 +347,15 @@ class WeightAverage(Shown):
 
     def _forward(self, learner: Learner, name: str, data: Any) -> None:
         """Send the data through a model."""
+        given = type(data).__name__
         move = self._move_batch
         phase: Any = learner.phases.get("predict")
         if not isinstance(phase, PredictionPhase):
             phase = PredictionPhase()
+        if callable(data) and not hasattr(data, "__iter__"):
+            data = data()
         count = 0
-        for batch in data() if callable(data) and not hasattr(data, "__iter__") else data:
+        for batch in data:
             moved = batch if move is None else move(batch, count)
             inputs = phase.unpack(moved)[0]
             if isinstance(learner.model, Mapping):
@@ -345,7 +365,7 @@ class WeightAverage(Shown):
             count += 1
         if not count:
             raise EmptyDataError(
-                f"plugin {self.name!r}: update_bn gave no batch for model {name!r} ({type(data).__name__}): give "
+                f"plugin {self.name!r}: update_bn gave no batch for model {name!r} ({given}): give "
                 f"something that can be iterated again, or a function that returns a new iterator"
             )
 
@@ -359,15 +379,18 @@ class WeightAverage(Shown):
         if self.in_place:
             raise PluginError(f"plugin {self.name!r}: load_state_dict in an epoch that has the average in place")
         self._models = {name: _Average.of(name, values) for name, values in state.items()}
-        self._owners, self._versions = {}, None
+        self._owners = {}
+        self._versions = None
 
 
 def _check_decay(decay: float | None, warmup: bool) -> None:
-    number = isinstance(decay, Real) and not isinstance(decay, bool)
-    if decay is not None and not (number and 0 <= decay < 1):
+    if decay is None:
+        if warmup:
+            raise PluginError("WeightAverage: warmup=True is for an exponential average; decay is None")
+        return
+    is_number = isinstance(decay, Real) and not isinstance(decay, bool)
+    if not is_number or not 0 <= decay < 1:
         raise PluginError(f"WeightAverage: decay is {decay!r}: it is from 0 to below 1, or None: all count equally")
-    if warmup and decay is None:
-        raise PluginError("WeightAverage: warmup=True is for an exponential average; decay is None")
 
 
 class _Average:
@@ -400,9 +423,9 @@ class _Average:
         if self._pairs is None or use_buffers:
             live = self._averaged(model, use_buffers)
             if live.keys() != self.tensors.keys():
-                odd = sorted(live.keys() ^ self.tensors.keys())[:3]
+                odd = [repr(key) for key in sorted(live.keys() ^ self.tensors.keys())]
                 raise PluginError(
-                    f"the average of model {self.name!r} and the model differ in {', '.join(map(repr, odd))}: the "
+                    f"the average of model {self.name!r} and the model differ in {', '.join(odd[:3])}: the "
                     f"model was changed, or use_buffers was; start with a new plugin"
                 )
             for key, tensor in live.items():
@@ -424,11 +447,11 @@ class _Average:
 
     def _begin(self, model: nn.Module, use_buffers: bool, function: Any) -> None:
         """Copy what can be averaged, and name the rest."""
-        self.left = [key for key, tensor in _live(model, use_buffers).items() if not _can_move(tensor, function)]
+        live = _live(model, use_buffers)
+        self.left = [key for key, tensor in live.items() if not _can_move(tensor, function)]
         self.tensors = {key: tensor.detach().clone() for key, tensor in self._averaged(model, use_buffers).items()}
         self._pairs = None
         if self.left:
-            live = _live(model, use_buffers)
             classes = {type(live[key].detach()).__name__ for key in self.left}
             warn(
                 f"WeightAverage leaves {some(self.left, 3)} of model {self.name!r} as they are, since torch cannot "
@@ -444,7 +467,9 @@ class _Average:
         buffers = dict(model.named_buffers())
         ids = {id(buffers[key]) for key in self.bn}
         self.bn = {key: new.to(buffers[key].device) for key, new in self.bn.items()}
-        return [pair for pair in found if id(pair[0]) not in ids] + [(buffers[k], new) for k, new in self.bn.items()]
+        pairs = [pair for pair in found if id(pair[0]) not in ids]
+        pairs += [(buffers[key], new) for key, new in self.bn.items()]
+        return pairs
 
     @torch.no_grad()
     def move(self, model: nn.Module, use_buffers: bool, function: Any) -> None:
@@ -469,19 +494,24 @@ class _Average:
 
     def state_dict(self, swapped: Mapping[int, Tensor]) -> dict[str, Any]:
         """The counts, and copies of the averages; where they are, by the id of the replaced tensor."""
-        return {
+        tensors = {key: swapped.get(id(tensor), tensor) for key, tensor in self.tensors.items()}
+        state = {
             "updates": self.updates,
             "count": self.count,
             "fresh": self.fresh,
-            "tensors": {key: swapped.get(id(t), t).detach().clone() for key, t in self.tensors.items()},
-            **({"left": list(self.left)} if self.left else {}),
+            "tensors": {key: tensor.detach().clone() for key, tensor in tensors.items()},
         }
+        if self.left:
+            state["left"] = list(self.left)
+        return state
 
     @classmethod
     def of(cls, name: str, state: dict[str, Any]) -> _Average:
         """Made from the result of `state_dict`."""
         average = cls(name)
-        average.updates, average.count, average.fresh = state["updates"], state["count"], state["fresh"]
+        average.updates = state["updates"]
+        average.count = state["count"]
+        average.fresh = state["fresh"]
         average.tensors = {key: tensor.detach().clone() for key, tensor in state["tensors"].items()}
         average.left = list(state.get("left", ()))
         return average
@@ -489,7 +519,10 @@ class _Average:
 
 def _live(model: nn.Module, use_buffers: bool) -> dict[str, Tensor]:
     """The model's tensors that are averaged, by name, each once."""
-    return dict(chain(model.named_parameters(), model.named_buffers() if use_buffers else ()))
+    found: dict[str, Tensor] = dict(model.named_parameters())
+    if use_buffers:
+        found.update(model.named_buffers())
+    return found
 
 
 def _can_move(tensor: Tensor, function: Any) -> bool:
@@ -507,10 +540,10 @@ def _can_move(tensor: Tensor, function: Any) -> bool:
 
 def _versions(learner: Learner) -> dict[str, list[int]]:
     """Return the versions of all parameters, which every in-place change raises."""
-    return {
-        name: [0 if is_lazy(p) or p.is_inference() else p._version for p in model.parameters()]
-        for name, model in learner.models.with_extras().items()
-    }
+    found = {}
+    for name, model in learner.models.with_extras().items():
+        found[name] = [0 if is_lazy(p) or p.is_inference() else p._version for p in model.parameters()]
+    return found
 
 
 def _device_type(model: nn.Module) -> str:
