@@ -565,6 +565,8 @@ class ClassCounts(Metric):
         from_logits: bool | None = None,
         threshold: float = 0.5,
     ) -> None:
+        if isinstance(average, int):
+            raise PluginError(f"{type(self).__name__}({average}): it finds the number of classes itself; leave it out")
         checks.one_of(type(self).__name__, ("macro", "micro", "weighted", None), average=average)
         if labels is not None and average is not None:
             raise ValueError(f"labels name scores of classes, and average={average!r} makes one: give average=None")

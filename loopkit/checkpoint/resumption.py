@@ -216,7 +216,7 @@ class Resumption:
         counts = learner.progress
         if learner.world.rank == 0:
             epochs = f"{counts.epochs} epoch{'s' * (counts.epochs != 1)}"
-            say(f"resumed {manifest.path} after {epochs} and {counts.steps:,} steps{_doubt(manifest)}")
+            say(f"resumed {manifest.path} at step {counts.steps:,}, after {epochs}{_doubt(manifest)}")
         saved = state.get("made", self.made)
         left = [name for name in state["plugins"] if "made" in state and name not in learner.plugins]
         found = changes(saved, self.made, left)

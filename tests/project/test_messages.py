@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from loopkit.errors import (
 )
 from loopkit.groups import param_groups
 from loopkit.logs import read_log
-from loopkit.metrics import F1
+from loopkit.metrics import F1, FBeta, Precision, Recall
 from loopkit.plugins import (
     Checkpoint,
     ClipGradNorm,
@@ -649,3 +650,32 @@ def test_clip_grad_value_raises_for_complex_weights_when_the_fit_begins():
 @pytest.mark.parametrize(("plugin", "trained"), [(ClipGradValue(1.0), False), (ClipGradNorm(1.0), True)])
 def test_complex_weights_that_can_be_clipped_are(plugin, trained):
     make_learner(model=Complex(trained), plugins=[plugin]).fit(make_batches(), epochs=1)
+
+
+@pytest.mark.parametrize("make", [Precision, Recall, F1, functools.partial(FBeta, 2.0)])
+def test_number_of_classes_of_a_metric_is_named_as_known(make):
+    with pytest.raises(PluginError, match=r"\(3\): it finds the number of classes itself; leave it out"):
+        make(3)
+
+
+def test_shuffled_data_whose_indices_are_asked_for_is_named_with_the_loaders_that_know_them():
+    loader = torch.utils.data.DataLoader(torch.randn(8, 3), batch_size=4, shuffle=True)
+    with pytest.raises(LoopkitError, match=r"a DataLoader without shuffle=True, or one with a ResumableSampler"):
+        list(make_learner().predict_batches(loader, indices=True))
+
+
+def test_line_of_a_resumed_run_has_its_step_among_all_steps(tmp_path, capsys):
+    def train(**limits):
+        saving = Checkpoint(tmp_path, save=every(updates=1), resume="auto")
+        make_learner(plugins=[saving]).fit(make_batches(), **limits)
+
+    train(max_updates=4)
+    train(epochs=3)
+    assert "-step-4 at step 4, after 2 epochs\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Ctrl-C again to"), (signal.SIGTERM, "Ctrl-C to")])
+def test_line_of_a_signal_names_the_key_that_stops_at_once(number, word, capfd):
+    stop = on("step_end", lambda **_: signal.raise_signal(number))
+    make_learner(plugins=[stop]).fit(make_batches(), epochs=1, on_interrupt="return")
+    assert f"{number.name}: stopping after this step (press {word} stop at once)" in capfd.readouterr().err

@@ -141,7 +141,8 @@ class Signals:
         for child in () if self._over else CHILD:
             if callable(signal.getsignal(child)):
                 self._put(child, self._lose_child)
-        _say(f"{self.ending.name}: stopping after this step (press Ctrl-C again to stop at once)")
+        again = " again" if number == signal.SIGINT else ""
+        _say(f"{self.ending.name}: stopping after this step (press Ctrl-C{again} to stop at once)")
 
     @staticmethod
     def _raise(error: BaseException, first: bool) -> None:

@@ -181,8 +181,9 @@ class Caller:
             made = bound(function, options, *positional)()
         except Exception as error:
             table = f"[{dotted(place)}], " if place else ""
-            given = "".join(f", with {text}" for text in self.given(place))
-            locate(error, f"{self.where(place)}: {table}{name} raised this{given}")
+            where = self.where(place)
+            given = "".join(f", with {text}" for text in self.given(place) if text != where)
+            locate(error, f"{where}: {table}{name} raised this{given}")
             raise
         _remember(made, {"call": value.get("call") or public_name(function), **options})
         return made

@@ -684,7 +684,10 @@ def _are_parts(batch: Any) -> bool:
     return not are_images
 
 
-UNKNOWN = "the data does not know its samples; a TensorLoader or ResumableSampler does"
+UNKNOWN = (
+    "the data does not know its samples: give a loader of loopkit.data, a DataLoader without shuffle=True, or one with "
+    "a ResumableSampler"
+)
 ITERATIONS = ("torch.", "torchdata.", "loopkit.")
 """Modules whose loaders give the batches of their samplers, each once and in their order."""
 
