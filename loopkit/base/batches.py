@@ -15,6 +15,8 @@ from loopkit.base import devices
 
 IMAGE = 3
 """Dimensions of an image: channels, height, width."""
+SHOWN = 6
+"""Parts of a batch that a description shows."""
 
 
 def parts(batch: Any) -> Iterator[tuple[str, Any]]:
@@ -88,7 +90,9 @@ def _leading_of_parts(value: Any) -> int | None:
 
 def _are_samples(value: Any, others: Any) -> bool:
     """Whether a sequence of tensors has one for each sample, such as images of several sizes, beside other parts."""
-    if type(value) not in (tuple, list) or not value or not all(isinstance(each, Tensor) for each in value):
+    if type(value) not in (tuple, list) or not value:
+        return False
+    if not all(isinstance(each, Tensor) for each in value):
         return False
     for other in others:
         found = _has_one_each(other, value)
@@ -105,7 +109,9 @@ def _has_one_each(other: Any, tensors: Any) -> bool | None:
         return other.shape[0] == len(tensors) and lengths != {len(tensors)}
     if type(other) not in (tuple, list) or len(other) != len(tensors):
         return None
-    return {known_samples(each) for each in other} != lengths or all(isinstance(each, Mapping) for each in other)
+    if all(isinstance(each, Mapping) for each in other):
+        return True
+    return {known_samples(each) for each in other} != lengths
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -131,14 +137,21 @@ def describe(value: Any, depth: int = 2) -> str:
     """
     if isinstance(value, Tensor):
         return f"Tensor{list(value.shape)} {str(value.dtype).removeprefix('torch.')} {value.device}"
-    if (shape := getattr(value, "shape", None)) is not None and not isinstance(value, type):
-        return f"{type(value).__name__}{list(shape)} {getattr(value, 'dtype', '')}".rstrip()
+    kind = type(value).__name__
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, type):
+        return f"{kind}{list(shape)} {getattr(value, 'dtype', '')}".rstrip()
     inner = list(parts(value)) if depth else []
     if not inner:
-        return type(value).__name__
+        return kind
     named = not isinstance(value, (tuple, list))
-    shown = [f"{key}: {describe(part, depth - 1)}" if named else describe(part, depth - 1) for key, part in inner[:6]]
-    return f"{type(value).__name__}({', '.join(shown)}{', ...' if len(inner) > 6 else ''})"
+    shown = []
+    for key, part in inner[:SHOWN]:
+        text = describe(part, depth - 1)
+        shown.append(f"{key}: {text}" if named else text)
+    if len(inner) > SHOWN:
+        shown.append("...")
+    return f"{kind}({', '.join(shown)})"
 
 
 def move(value: Any, device: torch.device) -> Any:
@@ -183,7 +196,9 @@ def _map_items(value: tuple[Any, ...] | list[Any], function: Callable[[Any], Any
     items = [function(part) for part in value]
     if all(item is part for item, part in zip(items, value, strict=True)):
         return value
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if hasattr(value, "_fields"):  # a named tuple
+        return type(value)(*items)
+    return type(value)(items)
 
 
 def _map_fields(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -207,12 +222,22 @@ DEEPEST = 8
 def wrapped(data: Any, follow: Callable[[Any], bool] = lambda each: True) -> list[Any]:
     """The data, and the data inside, from the outermost on, that those wrap for which ``follow`` is true."""
     found: list[Any] = []
-    while data is not None and len(found) < DEEPEST and not any(data is each for each in found):
+    while data is not None and len(found) < DEEPEST:
+        if any(data is each for each in found):
+            break
         found.append(data)
         if not follow(data):
             break
-        data = next((inner for name in WRAPPED if (inner := getattr(data, name, None)) is not None), None)
+        data = _inside(data)
     return found
+
+
+def _inside(data: Any) -> Any:
+    for name in WRAPPED:
+        inner = getattr(data, name, None)
+        if inner is not None:
+            return inner
+    return None
 
 
 def hands_on(data: Any) -> bool:

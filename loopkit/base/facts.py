@@ -35,15 +35,19 @@ def fact(value: Any, depth: int = 0) -> str:
     """
     if depth > DEEPEST:
         return "..."
+    if isinstance(value, (torch.dtype, torch.device, Path, enum.Enum)):
+        return str(value)
     if isinstance(value, PLAIN):
-        return str(value) if isinstance(value, (torch.dtype, torch.device, Path, enum.Enum)) else repr(value)
+        return repr(value)
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
         return _container(value, depth + 1)
     if isinstance(value, Tensor):
         return _tensor(value, depth)
     if isinstance(value, partial):
-        arguments = {**{str(number): part for number, part in enumerate(value.args)}, **value.keywords}
-        return f"partial({', '.join([fact(value.func, depth + 1), *_named(arguments, depth)])})"
+        arguments = {str(number): part for number, part in enumerate(value.args)}
+        arguments.update(value.keywords)
+        facts = [fact(value.func, depth + 1), *_named(arguments, depth)]
+        return f"partial({', '.join(facts)})"
     if inspect.ismethod(value):
         return f"{fact(value.__self__, depth + 1)}.{value.__name__}"
     if inspect.isroutine(value) or isinstance(value, type):
@@ -67,16 +71,21 @@ def parts(value: Any, without: Iterable[str] = ()) -> dict[str, str]:
 
 def _container(value: Any, depth: int) -> str:
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {fact(part, depth)}' for key, part in value.items())}}}"
+        items = [f"{key!r}: {fact(part, depth)}" for key, part in value.items()]
+        return f"{{{', '.join(items)}}}"
     parts = [fact(part, depth) for part in value]
-    return f"({', '.join(sorted(parts) if isinstance(value, (set, frozenset)) else parts)})"
+    if isinstance(value, (set, frozenset)):
+        parts.sort()
+    return f"({', '.join(parts)})"
 
 
 def _tensor(value: Tensor, depth: int) -> str:
     if value.layout is not torch.strided:
         entries = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
-        return f"sparse {tuple(value.shape)} {fact((entries.indices(), entries.values()), depth)}"
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed(raw_bytes(value))}"
+        held = fact((entries.indices(), entries.values()), depth)
+        return f"sparse {tuple(value.shape)} {held}"
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype} {tuple(value.shape)} {hashed(raw_bytes(value))}"
 
 
 def _options(value: Any) -> dict[str, Any]:
@@ -95,7 +104,8 @@ def _named(options: Mapping[str, Any], depth: int) -> Iterable[str]:
 
 def _function(value: Any, depth: int) -> str:
     name = str(getattr(value, "__qualname__", value.__name__))
-    if (code := getattr(value, "__code__", None)) is None:
+    code = getattr(value, "__code__", None)
+    if code is None:
         return name
     held = [*inspect.getclosurevars(value).nonlocals.values(), *(value.__defaults__ or ())]
     held += (value.__kwdefaults__ or {}).values()

@@ -59,21 +59,23 @@ def completion(options: argparse.Namespace) -> int:
     from loopkit.commands.cli import listed
 
     known = listed()
-    groups = {group: [each.words[1] for each in COMMANDS if each.words[0] == group] for group in GROUPS}
+    groups = {}
+    for group in GROUPS:
+        groups[group] = [each.words[1] for each in COMMANDS if each.words[0] == group]
     made = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]
     say(made(known, groups), end="")
     return 0
 
 
 def _bash(known: dict[str, str], groups: dict[str, list[str]]) -> str:
-    cases = "\n".join(f'        "{group} 2") words="{" ".join(words)} --help";;' for group, words in groups.items())
-    return BASH.format(first=" ".join(known), cases=cases)
+    cases = [f'        "{group} 2") words="{" ".join(words)} --help";;' for group, words in groups.items()]
+    return BASH.format(first=" ".join(known), cases="\n".join(cases))
 
 
 def _zsh(known: dict[str, str], groups: dict[str, list[str]]) -> str:
-    described = " ".join(_quoted(f"{name}:{about}") for name, about in known.items())
-    cases = "\n".join(f'        "{group} 3") compadd {" ".join(words)};;' for group, words in groups.items())
-    return ZSH.format(described=described, cases=cases)
+    described = [_quoted(f"{name}:{about}") for name, about in known.items()]
+    cases = [f'        "{group} 3") compadd {" ".join(words)};;' for group, words in groups.items()]
+    return ZSH.format(described=" ".join(described), cases="\n".join(cases))
 
 
 def _fish(known: dict[str, str], groups: dict[str, list[str]]) -> str:

@@ -55,10 +55,16 @@ COMMAND_HOMES = {
     "loopkit-testing": "api diff hooks new-backend new-phase new-plugin verify-resume",
 }
 """Their subcommands."""
-ELSEWHERE, SUBCOMMANDS = (
-    {name: home for home, names in homes.items() for name in names.split()} for homes in (HOMES, COMMAND_HOMES)
-)
-"""Which distribution to install for a plugin, and for a subcommand, by its name."""
+
+
+def _by_name(homes: Mapping[str, str]) -> dict[str, str]:
+    return {name: home for home, names in homes.items() for name in names.split()}
+
+
+ELSEWHERE = _by_name(HOMES)
+"""Which distribution to install for a plugin, by its name."""
+SUBCOMMANDS = _by_name(COMMAND_HOMES)
+"""Which distribution to install for a subcommand, by its name."""
 LOGS = ("mlflow", "tensorboard", "wandb")
 """Plugins that write a log themselves."""
 DEEPEST = 3
@@ -82,10 +88,11 @@ def plugins(found: Installed | None = None) -> tuple[list[Plugin], list[str]]:
     """All installed plugins, by name, and problems of their metadata, without an import."""
     found = installed() if found is None else found
     entry_points = found.of(PLUGINS)
-    rows = [
-        Plugin(each, tuple(e.full_name for e in entry_points if e.name == each.name and e.full_name != each.full_name))
-        for each in entry_points
-    ]
+    rows = []
+    for each in entry_points:
+        same = [other.full_name for other in entry_points if other.name == each.name]
+        others = tuple(name for name in same if name != each.full_name)
+        rows.append(Plugin(each, others))
     return rows, list(found.problems)
 
 
@@ -97,24 +104,39 @@ def first_line(entry_point: EntryPoint) -> str:
     module, _, name = entry_point.value.partition(":")
     for _ in range(DEEPEST):
         tree = _source(module)
-        for node in () if tree is None else tree.body:
-            if (text := _text_of(node, name)) is not None:
+        if tree is None:
+            return ""
+        for node in tree.body:
+            text = _text_of(node, name)
+            if text is not None:
                 return text.partition("\n")[0]
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                if same := [each for each in node.names if (each.asname or each.name) == name]:
-                    module = node.module or ""
-                    name = same[0].name
-                    break
+            original = _imported(node, name)
+            if original is not None:
+                module, name = original
+                break
         else:
             return ""
     return ""
+
+
+def _imported(node: ast.stmt, name: str) -> tuple[str, str] | None:
+    """The module and the name from which a statement imports a name; None if it does not."""
+    if not isinstance(node, ast.ImportFrom) or node.level:
+        return None
+    for each in node.names:
+        if (each.asname or each.name) == name:
+            return node.module or "", each.name
+    return None
 
 
 def _text_of(node: ast.stmt, name: str) -> str | None:
     """The text about a name that a statement defines; empty if it has none, None if it defines another name."""
     if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
         return ast.get_docstring(node) or ""
-    if not isinstance(node, ast.Assign) or [name] != [to.id for to in node.targets if isinstance(to, ast.Name)]:
+    if not isinstance(node, ast.Assign):
+        return None
+    targets = [to.id for to in node.targets if isinstance(to, ast.Name)]
+    if targets != [name]:
         return None
     given = node.value.args if isinstance(node.value, ast.Call) else []
     texts = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
@@ -125,11 +147,16 @@ def _source(module: str) -> ast.Module | None:
     """The parsed source of a module, without an import of it or of the packages around it."""
     top, *below = module.split(".")
     try:
-        if (spec := find_spec(top)) is None:
+        spec = find_spec(top)
+        if spec is None:
             return None
-        found = [Path(folder, *below) for folder in spec.submodule_search_locations or ()]
-        files = [file for each in found for file in (each / "__init__.py", each.with_suffix(".py"))]
-        file = next((file for file in files if file.is_file()), Path(spec.origin or ""))
+        file = Path(spec.origin or "")
+        for folder in spec.submodule_search_locations or ():
+            path = Path(folder, *below)
+            files = [each for each in (path / "__init__.py", path.with_suffix(".py")) if each.is_file()]
+            if files:
+                file = files[0]
+                break
         return ast.parse(file.read_bytes())
     except (ImportError, AttributeError, OSError, ValueError, SyntaxError):
         return None
@@ -192,7 +219,10 @@ def make_plugin(given: Any, allow: Collection[str] | None = None) -> Any:
 def allowed() -> tuple[str, ...] | None:
     """The names in ``LOOPKIT_PLUGINS``; None if it is not set, and any may be loaded."""
     value = os.environ.get(ALLOW)
-    return None if value is None else tuple(filter(None, (word.strip() for word in value.split(","))))
+    if value is None:
+        return None
+    words = [word.strip() for word in value.split(",")]
+    return tuple(filter(None, words))
 
 
 def find(name: str, allow: Collection[str] | None = None) -> EntryPoint:
@@ -206,13 +236,7 @@ def find(name: str, allow: Collection[str] | None = None) -> EntryPoint:
     entry_points = installed().of(PLUGINS)
     found = [each for each in entry_points if each.is_called(name)]
     if not found:
-        if home := _home(name):
-            raise PluginError(f"the plugin {name!r} is in another distribution: {how_to_install(home)}")
-        close = _nearest(name, entry_points)
-        raise PluginError(
-            f"no plugin called {name!r:.80} is installed{close}: `loopkit plugins` lists the installed ones; "
-            f"pip install the distribution that has it"
-        )
+        raise _unknown(name, entry_points)
     entry_point = _only(found, "plugin", name)
     allow = allowed() if allow is None else allow
     if allow is not None and not any(entry_point.is_called(word) for word in allow):
@@ -221,6 +245,17 @@ def find(name: str, allow: Collection[str] | None = None) -> EntryPoint:
             f"plugin {name!r} may not be loaded: {ALLOW} allows {names}. Add its name there, or give the plugin itself"
         )
     return entry_point
+
+
+def _unknown(name: str, entry_points: Sequence[EntryPoint]) -> PluginError:
+    home = _home(name)
+    if home:
+        return PluginError(f"the plugin {name!r} is in another distribution: {how_to_install(home)}")
+    close = _nearest(name, entry_points)
+    return PluginError(
+        f"no plugin called {name!r:.80} is installed{close}: `loopkit plugins` lists the installed ones; "
+        f"pip install the distribution that has it"
+    )
 
 
 def load_command(name: str) -> Callable[[Sequence[str]], int | None] | None:
@@ -252,14 +287,16 @@ def log_plugin(word: str) -> str:
     def plain(name: str) -> str:
         return re.sub("[-_]", "", name).lower()
 
-    found = {each.entry_point.name for each in plugins()[0]}
+    rows, _ = plugins()
+    found = {row.entry_point.name for row in rows}
     for name in LOGS:
-        if plain(name) == plain(word):
-            first = "" if name in found else f"{how_to_install(ELSEWHERE[name])}, and "
-            return (
-                f"{word!r} is the name of a plugin, and no path: {first}give the learner that plugin, "
-                f"{{{name!r}: {{...}}}}, in a file [plugins.{name}]; a directory of this name is './{word}'"
-            )
+        if plain(name) != plain(word):
+            continue
+        first = "" if name in found else f"{how_to_install(ELSEWHERE[name])}, and "
+        return (
+            f"{word!r} is the name of a plugin, and no path: {first}give the learner that plugin, "
+            f"{{{name!r}: {{...}}}}, in a file [plugins.{name}]; a directory of this name is './{word}'"
+        )
     return ""
 
 
@@ -278,10 +315,9 @@ def origin(module: str) -> tuple[str, str] | None:
         return DISTRIBUTION, __version__
     found = installed()
     entry_points = found.of(PLUGINS)
-    for same in (
-        {(e.distribution, e.version) for e in entry_points if e.module == module},
-        {(e.distribution, e.version) for e in entry_points if e.module.partition(".")[0] == package},
-    ):
+    of_module = {(e.distribution, e.version) for e in entry_points if e.module == module}
+    of_package = {(e.distribution, e.version) for e in entry_points if e.module.partition(".")[0] == package}
+    for same in (of_module, of_package):
         if len(same) == 1:
             return same.pop()
     folder = found.distributions.get(normalized(package))
@@ -295,8 +331,13 @@ def plugin_versions(plugins: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """
     from loopkit.plugin import unwrapped
 
-    found = {name: origin(type(unwrapped(plugin)).__module__) for name, plugin in plugins.items()}
-    return {name: {"distribution": each[0], "version": each[1]} for name, each in found.items() if each}
+    found = {}
+    for name, plugin in plugins.items():
+        known = origin(type(unwrapped(plugin)).__module__)
+        if known is not None:
+            distribution, version = known
+            found[name] = {"distribution": distribution, "version": version}
+    return found
 
 
 def how_to_install(home: str) -> str:
@@ -325,20 +366,26 @@ def _only(found: Sequence[EntryPoint], what: str, name: str) -> EntryPoint:
 
 def _misspelt(word: str, entry_points: Sequence[EntryPoint]) -> str:
     """The nearest name, as a hint, if none is called so."""
-    known = any(each.is_called(word) for each in entry_points) or _home(word)
-    return "" if known else _nearest(word, entry_points)
+    if _home(word) or any(each.is_called(word) for each in entry_points):
+        return ""
+    return _nearest(word, entry_points)
 
 
 def _home(word: str) -> str:
     """The project's distribution that has a plugin of this name or full name; an empty string if none has."""
-    return next((home for name, home in ELSEWHERE.items() if word in (name, f"{home}:{name}")), "")
+    for name, home in ELSEWHERE.items():
+        if word in (name, f"{home}:{name}"):
+            return home
+    return ""
 
 
 def _nearest(name: str, entry_points: Iterable[EntryPoint]) -> str:
     from loopkit.base.words import nearest
     from loopkit.events import snake_case
 
-    words = [*ELSEWHERE, *(word for each in entry_points for word in (each.name, each.full_name))]
+    words = list(ELSEWHERE)
+    for each in entry_points:
+        words += [each.name, each.full_name]
     distribution, colon, short = name.rpartition(":")
     plain = distribution + colon + re.sub(r"\W+", "_", snake_case(short)).strip("_")
     return nearest(plain, words) or nearest(name, words)
@@ -372,7 +419,8 @@ def bound(function: Callable[..., Any], options: Options, *positional: Any) -> f
     rest = dict(options)
     items = rest.pop(spread)
     before = [p for p in parameters[len(positional) :] if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return functools.partial(function, *positional, *(rest.pop(p.name, p.default) for p in before), *items, **rest)
+    values = [rest.pop(p.name, p.default) for p in before]
+    return functools.partial(function, *positional, *values, *items, **rest)
 
 
 def _check_options(entry_point: EntryPoint, factory: Callable[..., Any], options: Options) -> None:
@@ -386,14 +434,14 @@ def _check_options(entry_point: EntryPoint, factory: Callable[..., Any], options
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     spread = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
-    takes = [*(name for name, kind in kinds.items() if kind in by_name), *spread]
+    takes = [name for name, kind in kinds.items() if kind in by_name]
+    takes += spread
     open_ended = inspect.Parameter.VAR_KEYWORD in kinds.values()
     for option in options:
         if option not in takes and not open_ended:
-            raise PluginError(
-                f"plugin {entry_point} has no option {option!r}{nearest(option, takes)}; it takes "
-                f"{', '.join(takes) or 'none'}"
-            )
+            hint = nearest(option, takes)
+            listed = ", ".join(takes) or "none"
+            raise PluginError(f"plugin {entry_point} has no option {option!r}{hint}; it takes {listed}")
         if option in spread and not isinstance(options[option], (list, tuple)):
             raise PluginError(f"plugin {entry_point}: {option} is {options[option]!r:.80}: it takes a list")
     call = bound(factory, options)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import pairwise, product
 
 from loopkit.errors import OrderError
 from loopkit.hooks import STATES
@@ -69,7 +69,10 @@ def overlaps(one: str, other: str) -> bool:
 def _parts(state: str) -> list[str]:
     """The parts of a name; ``metrics.<phase>/<metric>`` has three, so that the pattern of a phase ends with it."""
     parts = state.split(".")
-    return [parts[0], *parts[1].split("/", 1), *parts[2:]] if parts[0] == "metrics" and len(parts) > 1 else parts
+    if parts[0] != "metrics" or len(parts) == 1:
+        return parts
+    root, metric, *rest = parts
+    return [root, *metric.split("/", 1), *rest]
 
 
 def _match(one: str, other: str) -> bool:
@@ -86,7 +89,8 @@ def _both_match(one: str, other: str) -> bool:
     if len(a) == 1 or len(b) == 1:
         return False
     starts = a[0].startswith(b[0]) or b[0].startswith(a[0])
-    return starts and (a[-1].endswith(b[-1]) or b[-1].endswith(a[-1]))
+    ends = a[-1].endswith(b[-1]) or b[-1].endswith(a[-1])
+    return starts and ends
 
 
 def arrange(entries: Sequence[Entry], chains: Sequence[Sequence[str]] = (), event: str = "event") -> list[Placed]:
@@ -110,11 +114,14 @@ def arrange(entries: Sequence[Entry], chains: Sequence[Sequence[str]] = (), even
             if (i, j) in settled or (j, i) in settled:
                 continue
             other = entries[j]
-            if clash := _clash(one, other):
+            clash = _clash(one, other)
+            if clash:
                 raise OrderError(_ambiguous(one, other, clash, event))
-            if reason := _precedes(one, other):
+            reason = _precedes(one, other)
+            if reason:
                 links[i, j] = reason
-            if reason := _precedes(other, one):
+            reason = _precedes(other, one)
+            if reason:
                 links[j, i] = reason
     return _sort(entries, links, event)
 
@@ -142,16 +149,22 @@ def _chained(entries: Sequence[Entry], chains: Sequence[Sequence[str]]) -> Links
     """The links that the user's chains give."""
     links: Links = {}
     for chain in chains:
-        members = [[i for i, entry in enumerate(entries) if entry.is_called(word)] for word in chain]
-        for k, group in enumerate(members):
-            for later in members[k + 1 :]:
-                links.update({(i, j): BY_USER for i in group for j in later if i != j})
+        before: list[int] = []
+        for word in chain:
+            called = [i for i, entry in enumerate(entries) if entry.is_called(word)]
+            for i in before:
+                for j in called:
+                    if i != j:
+                        links[i, j] = BY_USER
+            before += called
     return links
 
 
 def _closure(size: int, links: Links) -> set[tuple[int, int]]:
     """Every pair that is connected by a path of links."""
-    reach: list[set[int]] = [{j for (i, j) in links if i == start} for start in range(size)]
+    reach: list[set[int]] = [set() for _ in range(size)]
+    for i, j in links:
+        reach[i].add(j)
     for middle in range(size):
         for start in range(size):
             if middle in reach[start]:
@@ -161,11 +174,12 @@ def _closure(size: int, links: Links) -> set[tuple[int, int]]:
 
 def _clash(one: Entry, other: Entry) -> str:
     """``"update 'grads'"`` if both change the same state in the same way, else an empty string."""
-    for how, mine, theirs in (("write", one.writes, other.writes), ("update", one.updates, other.updates)):
-        for a in mine:
-            for b in theirs:
-                if overlaps(a, b) and EVERYTHING not in (a, b):
-                    return f"{how} {max(a, b, key=len)!r}"
+    ways = (("write", one.writes, other.writes), ("update", one.updates, other.updates))
+    for how, mine, theirs in ways:
+        for a, b in product(mine, theirs):
+            if overlaps(a, b) and EVERYTHING not in (a, b):
+                longer = max(a, b, key=len)
+                return f"{how} {longer!r}"
     return ""
 
 
@@ -182,7 +196,8 @@ def _precedes_by_everything(first: Entry, second: Entry) -> str:
 
 def _precedes(first: Entry, second: Entry) -> str:
     """Why ``first`` runs before ``second`` by access, or an empty string."""
-    if reason := _precedes_by_everything(first, second):
+    reason = _precedes_by_everything(first, second)
+    if reason:
         return reason
     # A plugin's own state is called by its name or role; "metrics" is a role and a state: there the state is meant.
     own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
@@ -190,13 +205,15 @@ def _precedes(first: Entry, second: Entry) -> str:
     # A read of a state that the plugin also changes does not count: two such plugins would each come after the other.
     reads = [("reads", name) for name in second.reads if not any(_covers(state, name) for state in changed)]
     updates = [("updates", name) for name in second.updates]
-    if found := _meeting(first.writes + own, [*updates, *reads]):
-        state, word, name = found
-        return f"{first.plugin!r} writes {state!r}, {second.plugin!r} {word} {name!r}"
-    if found := _meeting(first.updates, reads):
-        state, word, name = found
-        return f"{first.plugin!r} updates {state!r}, {second.plugin!r} {word} {name!r}"
-    return ""
+    found = _meeting(first.writes + own, [*updates, *reads])
+    how = "writes"
+    if found is None:
+        found = _meeting(first.updates, reads)
+        how = "updates"
+    if found is None:
+        return ""
+    state, word, name = found
+    return f"{first.plugin!r} {how} {state!r}, {second.plugin!r} {word} {name!r}"
 
 
 def _meeting(states: Iterable[str], uses: list[tuple[str, str]]) -> tuple[str, str, str] | None:
@@ -226,7 +243,12 @@ def _declaration(one: Entry, other: Entry) -> str:
     shipped = {"loopkit", *(home.replace("-", "_") for home in HOMES)}
     if one.package in shipped and other.package in shipped:
         return ""
-    own, word = (other, one.plugin) if one.package in shipped else (one, other.plugin)
+    own = one
+    shown = other
+    if one.package in shipped:
+        own = other
+        shown = one
+    word = shown.plugin
     return f', or declare before=("{word}",) or after=("{word}",) in {own.plugin!r}'
 
 
@@ -242,10 +264,11 @@ def _sort(entries: Sequence[Entry], links: Links, event: str) -> list[Placed]:
         reasons = dict.fromkeys(links[a, i] for a in range(len(entries)) if (a, i) in links)
         placed.append(Placed(entries[i], tuple(reasons)))
         for j, earlier in waits.items():
-            if i in earlier:
-                earlier.remove(i)
-                if not earlier:
-                    heapq.heappush(ready, (entries[j].plugin, j))
+            if i not in earlier:
+                continue
+            earlier.remove(i)
+            if not earlier:
+                heapq.heappush(ready, (entries[j].plugin, j))
     if waits:
         raise OrderError(_cycle(entries, links, waits, event))
     return placed

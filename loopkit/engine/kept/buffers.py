@@ -19,7 +19,12 @@ def strange_buffers(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     """List the saved buffers that the model has no place for; a module may make others only in its forward."""
     modules = dict(model.named_modules())
     taken = dict(model.named_parameters()) | model.state_dict()
-    return [name for name in saved if not isinstance(modules.get(name.rpartition(".")[0]), nn.Module) or name in taken]
+    strange = []
+    for name in saved:
+        owner = name.rpartition(".")[0]
+        if name in taken or not isinstance(modules.get(owner), nn.Module):
+            strange.append(name)
+    return strange
 
 
 @torch.no_grad()

@@ -84,11 +84,12 @@ class Flags(Part):
 
     def _now(self) -> dict[str, bool]:
         patterns = [name.removeprefix(OWNED) for name in self._owned() if name.startswith(OWNED)]
-        return {
-            name: p.requires_grad
-            for name, p in self._models.named_parameters()
-            if not any(covers(pattern, name) for pattern in patterns)
-        }
+        flags = {}
+        for name, parameter in self._models.named_parameters():
+            is_owned = any(covers(pattern, name) for pattern in patterns)
+            if not is_owned:
+                flags[name] = parameter.requires_grad
+        return flags
 
     def warn(self) -> None:
         """Warn of parameter groups that were added since the fit began: a resume needs them before it loads."""
@@ -117,12 +118,13 @@ class Flags(Part):
 
     def malformed(self, saved: Any) -> list[str]:
         """List what in a saved form no run could have saved."""
-        if problems := wrong("flags", saved, SAVED):
+        problems = wrong("flags", saved, SAVED)
+        if problems:
             return problems
         steps = saved["accumulate"]
-        right = len(steps) == 2 and all(COUNT[1](each) for each in steps)
-        right = right and all(FLAG[1](flag) for flag in saved["changed"].values())
-        return [] if right else ["flags are no flags and counts"]
+        are_counts = len(steps) == 2 and all(map(COUNT[1], steps))
+        are_flags = all(map(FLAG[1], saved["changed"].values()))
+        return [] if are_counts and are_flags else ["flags are no flags and counts"]
 
     def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
         """Put back what the run has changed, and print where the script begins with another value; return the undo."""
@@ -145,8 +147,9 @@ class Flags(Part):
         frozen = set(saved["frozen"])
         other = [name for name, flag in self._began.items() if flag is (name in frozen)]
         for by_run in (False, True):
-            if differing := [name for name in other if (name in changed) is by_run]:
-                _say(f"requires_grad of {some([*map(repr, differing)])}", by_run)
+            differing = [repr(name) for name in other if (name in changed) is by_run]
+            if differing:
+                _say(f"requires_grad of {some(differing)}", by_run)
         _set(params, changed)
         then, last = saved["accumulate"]
         if then != self._steps:

@@ -70,12 +70,14 @@ class Loading:
         """
         if self._running.epochs:
             raise ReentrancyError("load_state_dict: an epoch is running; load before it begins")
-        state = {
-            **state,
-            **{part: plain_names(state[part]) for part in ("models", "buffers") if _is_named(state, part)},
-        }
+        state = dict(state)
+        for part in ("models", "buffers"):
+            if _is_named(state, part):
+                state[part] = plain_names(state[part])
         check(self._parts, self._left_out, self._left_out.filled(state), allow)
-        state = localized(self._parts, state if own else copy.deepcopy(dict(state)), world.rank, world.size)
+        if not own:
+            state = copy.deepcopy(state)
+        state = localized(self._parts, state, world.rank, world.size)
         self._load(state)
         position = None if state["fit"] is None else Position.of(state["fit"])
         self._resume.load(state, position, replay, data)
@@ -90,7 +92,8 @@ class Loading:
             for part in self._parts:
                 part.prepare(state.get(part.name, {}))
             for part in self._parts:
-                undos.append((part.what, part.load(state.get(part.name, {}))))
+                undo = part.load(state.get(part.name, {}))
+                undos.append((part.what, undo))
 
 
 def _is_named(state: Mapping[str, Any], part: str) -> bool:

@@ -28,8 +28,9 @@ def restorer(
     found = [each for each in modules if isinstance(each, nn.Module)]
     undo: list[Callable[[], None]] = [partial(_put_module, each, _copied(_tensors(each))) for each in found]
     for optimizer in optimizers:
-        kept = _copied([{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups])
-        undo.append(partial(_put_optimizer, optimizer, kept, _copied(dict(optimizer.state))))
+        groups = _copied([_options(group) for group in optimizer.param_groups])
+        state = _copied(dict(optimizer.state))
+        undo.append(partial(_put_optimizer, optimizer, groups, state))
     stateful = [each for each in owners if callable(getattr(each, "state_dict", None))]
     undo += [partial(_put_owner, each, _copied(each.state_dict())) for each in stateful]
 
@@ -39,6 +40,10 @@ def restorer(
                 put()
 
     return put_back
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -130,8 +130,14 @@ class Saving:
         replaced = bool(self._place.stack)
         with self._place.own():
             for part in parts:
-                if part is not parts.plugins and (found := part.saved(whole)) is not None:
-                    state[part.name] = copy.deepcopy(found) if replaced and part.in_use else found
+                if part is parts.plugins:
+                    continue
+                found = part.saved(whole)
+                if found is None:
+                    continue
+                if replaced and part.in_use:
+                    found = copy.deepcopy(found)
+                state[part.name] = found
             if positions:
                 state.update(self._resume.saved(mark))
             else:
@@ -164,7 +170,8 @@ class Saving:
             return None
         plugins = self._parts.plugins
         called = epoch.plan.called(epoch.phase)
-        states = plugins.saved(whole=False, without=[name for name in plugins.now() if name not in called])
+        not_called = [name for name in plugins.now() if name not in called]
+        states = plugins.saved(whole=False, without=not_called)
         states = {name: state for name, state in states.items() if called[name] or not _holds_tensors(state)}
         phases = {epoch.phase.name: epoch.phase.state_dict()} if epoch.phase.has_state else {}
         return EpochStart(
@@ -182,4 +189,6 @@ class Saving:
 def _holds_tensors(state: Any) -> bool:
     if isinstance(state, Mapping):
         return any(map(_holds_tensors, state.values()))
-    return isinstance(state, Tensor) or (isinstance(state, (list, tuple)) and any(map(_holds_tensors, state)))
+    if isinstance(state, (list, tuple)):
+        return any(map(_holds_tensors, state))
+    return isinstance(state, Tensor)

@@ -70,8 +70,10 @@ class ModuleModes:
             if is_trained:
                 said += [f"{prefix}{path}" for path, each in named if not list(each.children())]
         self.kept = _kept(said)
-        shared = {name for name, model in self._asleep.items() if any(each in self._evals for each in model.modules())}
-        self._asleep = {name: model for name, model in self._asleep.items() if name not in shared}
+        for name, model in list(self._asleep.items()):
+            is_shared = any(each in self._evals for each in model.modules())
+            if is_shared:
+                del self._asleep[name]
 
     def say_kept(self, say: Callable[[str], None]) -> None:
         """Print which modules stay in eval mode."""
@@ -81,13 +83,14 @@ class ModuleModes:
     def wake(self, say: Callable[[str], None]) -> None:
         """Put models that are trained, and are in eval mode as a whole, into train mode; for good, with one line."""
         for name, model in self._asleep.items():
-            if not any(each.training for each in model.modules()):
-                switch_tree(model, dict.fromkeys(model.modules(), True))
-                called = f"model {name.removesuffix('.')!r}" if name else "the model"
-                say(
-                    f"{called} was in eval mode when the learner was made, and is put into train mode: an optimizer "
-                    f"trains it (model.train() before Learner(...) leaves this line out)"
-                )
+            if any(each.training for each in model.modules()):
+                continue
+            switch_tree(model, dict.fromkeys(model.modules(), True))
+            called = f"model {name.removesuffix('.')!r}" if name else "the model"
+            say(
+                f"{called} was in eval mode when the learner was made, and is put into train mode: an optimizer "
+                f"trains it (model.train() before Learner(...) leaves this line out)"
+            )
         self._asleep = {}
 
     # Switching
@@ -160,12 +163,11 @@ class ModuleModes:
 
         Modules that stay in eval mode in training are saved, and so loaded, in that form.
         """
-        changed = [
-            module
-            for module in _own_tops(self._modules().values())
-            if not module.training and module not in self._evals
-        ]
-        modes = [(module, {each: each.training for each in module.modules()}) for module in changed]
+        modes = []
+        for module in _own_tops(self._modules().values()):
+            if not module.training and module not in self._evals:
+                before = {each: each.training for each in module.modules()}
+                modes.append((module, before))
         for module, was in modes:
             switch_tree(module, {each: each not in self._evals for each in was})
         asleep = {each for model in self._asleep.values() for each in model.modules()}
@@ -206,8 +208,11 @@ class _Form(Swapped):
                 now = holder.get(key, MISSING)
                 if was is not now:
                     self.cells.append((holder, key, was))
-                if isinstance(was, Tensor) and not _same(was, self._copies[id(was)]):
-                    pairs[id(was)] = was, self._copies[id(was)]
+                if not isinstance(was, Tensor):
+                    continue
+                copied = self._copies[id(was)]
+                if not _same(was, copied):
+                    pairs[id(was)] = was, copied
         self.pairs = list(pairs.values())
         self._copies = {}
         self._before = []

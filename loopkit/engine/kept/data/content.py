@@ -22,11 +22,15 @@ def content(data: Any, steps: int) -> str | None:
     of these, of the samples at both ends. None for other data.
     """
     if type(data) in (list, tuple):
-        return digest((len(data), list(data[steps : steps + 2]), list(data[-1:])))
+        following = list(data[steps : steps + 2])
+        last = list(data[-1:])
+        return digest((len(data), following, last))
     tensors = getattr(data, "tensors", None) if isinstance(data, Loader) else None
     if tensors is not None:
         return digest(_ends(tensors))
-    return _of_dataset(data.dataset) if isinstance(data, DataLoader) else None
+    if isinstance(data, DataLoader):
+        return _of_dataset(data.dataset)
+    return None
 
 
 def _of_dataset(dataset: Any) -> str | None:
@@ -36,15 +40,20 @@ def _of_dataset(dataset: Any) -> str | None:
         return None if whole is None else digest((whole, list(dataset.indices)))
     if type(dataset) is TensorDataset:
         return digest(_ends(dataset.tensors))
-    return digest(_ends([dataset])) if type(dataset) in (list, tuple) or isinstance(dataset, Tensor) else None
+    if type(dataset) in (list, tuple) or isinstance(dataset, Tensor):
+        return digest(_ends([dataset]))
+    return None
 
 
 def _ends(tensors: Any) -> Any:
     """Return the first and the last rows of tensors and lists, in whatever holds them."""
     if isinstance(tensors, Mapping):
         return {str(name): _ends([each]) for name, each in tensors.items()}
-    return [(len(each), each[:SHOWN], each[-SHOWN:]) if _is_long(each) else each for each in tensors]
+    return [_ends_of_one(each) for each in tensors]
 
 
-def _is_long(value: Any) -> bool:
-    return type(value) in (list, tuple) or (isinstance(value, Tensor) and value.ndim > 0)
+def _ends_of_one(value: Any) -> Any:
+    has_rows = type(value) in (list, tuple) or (isinstance(value, Tensor) and value.ndim > 0)
+    if not has_rows:
+        return value
+    return len(value), value[:SHOWN], value[-SHOWN:]

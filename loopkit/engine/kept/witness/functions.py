@@ -51,9 +51,9 @@ def held_in_code(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if type(value) in (list, tuple, dict):
             items = value.values() if type(value) is dict else value
             return len(value) <= LONG and any(_may_train(each) for each in items)
-        return _may_train(value) or (
-            isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__
-        )
+        if isinstance(value, types.FunctionType):
+            return value.__globals__ is function.__globals__
+        return _may_train(value)
 
     yield from held(function, counts)
 
@@ -89,7 +89,9 @@ def methods_of(value: Any) -> dict[str, types.FunctionType]:
 def _unwrapped(function: types.FunctionType) -> types.FunctionType:
     """The function in a decorator of a library, such as ``contextmanager``."""
     inner = vars(function).get("__wrapped__")
-    return _unwrapped(inner) if isinstance(inner, types.FunctionType) and _is_of_library(function) else function
+    if isinstance(inner, types.FunctionType) and _is_of_library(function):
+        return _unwrapped(inner)
+    return function
 
 
 def _is_of_library(function: types.FunctionType) -> bool:
@@ -102,5 +104,8 @@ def _may_train(value: Any) -> bool:
 
 def _names_in(code: types.CodeType) -> list[str]:
     """List the names that code looks up, with the functions that are defined in it."""
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    return [*code.co_names, *(name for each in inner for name in _names_in(each))]
+    names = list(code.co_names)
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            names += _names_in(each)
+    return names

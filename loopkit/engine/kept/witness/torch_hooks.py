@@ -59,16 +59,18 @@ def hooks_of_optimizer(optimizer: Optimizer) -> Iterator[Hook]:
 
 def hooks_of_all() -> Iterator[Hook]:
     """Yield the hooks that hang on all modules, and on all optimizers."""
-    yield from (Hook(f"{name} of all modules", each) for name, each in _hooks("", vars(of_modules), OF_ALL))
-    yield from (
-        Hook(f"{name} of all optimizers", each) for name, each in _hooks("", vars(of_optimizers), OF_ALL_OPTIMIZERS)
-    )
+    for name, function in _hooks("", vars(of_modules), OF_ALL):
+        yield Hook(f"{name} of all modules", function)
+    for name, function in _hooks("", vars(of_optimizers), OF_ALL_OPTIMIZERS):
+        yield Hook(f"{name} of all optimizers", function)
 
 
 def _hooks(path: str, held: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[Hook]:
+    owner = f" of {path!r}" if path else ""
     for attribute, kind in kinds.items():
-        for number, function in enumerate((held.get(attribute) or {}).values(), start=1):
-            yield Hook(f"{kind} {number}" + (f" of {path!r}" if path else ""), function)
+        functions = held.get(attribute) or {}
+        for number, function in enumerate(functions.values(), start=1):
+            yield Hook(f"{kind} {number}{owner}", function)
 
 
 def _has_pre_hooks(held: Mapping[str, Any]) -> bool:
