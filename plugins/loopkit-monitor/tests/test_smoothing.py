@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -86,14 +87,26 @@ def test_smoothed_curve_of_a_run_is_the_same_at_every_zoom(tmp_path, count):
         assert np.abs(expected[np.array(shown["step"]) - 1] - np.array(shown["value"])).max() < 1e-6
 
 
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory):
+    """Logs of 60,000 values, three of them odd."""
+
+    @cache
+    def make(odd):
+        root, values = tmp_path_factory.mktemp("long"), noise(60_000)
+        if odd is not None:
+            values[[3, 20_000, 40_001]] = odd
+        write(root, "a", [str(value) if not np.isfinite(value) else value for value in values.tolist()])
+        return root, values
+
+    return make
+
+
 @pytest.mark.parametrize("weight", [0.6, 0.99, 0.9999])
 @pytest.mark.parametrize("odd", [None, np.nan, np.inf])
-def test_zoom_begins_at_the_sums_before_it_and_reads_little(tmp_path, weight, odd, monkeypatch):
-    values = noise(60_000)
-    if odd is not None:
-        values[[3, 20_000, 40_001]] = odd
-    store = Store(tmp_path, most_points=5000)
-    write(tmp_path, "a", [str(value) if not np.isfinite(value) else value for value in values.tolist()])
+def test_zoom_begins_at_the_sums_before_it_and_reads_little(long_log, weight, odd, monkeypatch):
+    root, values = long_log(odd)
+    store = Store(root, most_points=5000)
     store.poll()
     expected = direct(values, weight)
     views.series(store, "a", ["loss"], 200, smooth=weight)
@@ -123,7 +136,7 @@ def test_mean_of_each_point_is_made_once(tmp_path, count, monkeypatch):
 def test_smoothed_curves_of_two_runs_keep_their_rank(tmp_path):
     order = random.Random(0)
     for name, level, spikes in (("a", 0.5, 0.0), ("b", 0.3, 0.01)):
-        write(tmp_path, name, [5.0 if order.random() < spikes else order.gauss(level, 0.01) for _ in range(100_000)])
+        write(tmp_path, name, [5.0 if order.random() < spikes else order.gauss(level, 0.01) for _ in range(20_000)])
     store = Store(tmp_path)
     store.poll()
     means = {id: views.series(store, id, ["loss"], smooth=0.99)["series"]["loss"] for id in "ab"}
