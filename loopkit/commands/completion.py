@@ -30,7 +30,7 @@ _loopkit() {{
         *) _files;;
     esac; fi
 }}
-compdef _loopkit loopkit
+if [ "$funcstack[1]" = _loopkit ]; then _loopkit "$@"; else compdef _loopkit loopkit; fi
 """
 FISH = """\
 complete -c loopkit -n __fish_use_subcommand -f
@@ -83,10 +83,15 @@ def _fish(known: dict[str, str], groups: dict[str, list[str]]) -> str:
         f"complete -c loopkit -n __fish_use_subcommand -a {name} -d {_quoted(about)}" for name, about in known.items()
     ]
     lines += [
-        f"complete -c loopkit -n '__fish_seen_subcommand_from {group}' -a '{' '.join(words)}'"
+        f"complete -c loopkit -n '{_fish_group(group, words)}' -f -a '{' '.join(words)}'"
         for group, words in groups.items()
     ]
     return FISH.format(lines="\n".join(lines))
+
+
+def _fish_group(group: str, words: list[str]) -> str:
+    """The condition that a group's word is typed, and none of its own words."""
+    return f"__fish_seen_subcommand_from {group}; and not __fish_seen_subcommand_from {' '.join(words)}"
 
 
 def _quoted(text: str) -> str:

@@ -186,6 +186,31 @@ def test_bash_completes_words(capsys, tmp_path, words, found):
     assert subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split() == [found]
 
 
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+@pytest.mark.parametrize(
+    ("words", "found"), [("plu", "_describe"), ("checkpoint ver", "list inspect verify"), ("run a", "_files")]
+)
+def test_zsh_completes_words_at_the_first_time(capsys, tmp_path, words, found):
+    (tmp_path / "_loopkit").write_text("\n".join(run(capsys, "completion", "zsh")[1]) + "\n")
+    code = f"fpath=({tmp_path}); autoload -Uz _loopkit; words=(loopkit {words}); CURRENT=$#words; "
+    code += "_describe() { echo $0 }; _files() { echo $0 }; compadd() { echo $@ }; _loopkit"
+    done = subprocess.run(["zsh", "-f", "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == (found, "")
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("plu", ["plugins"]), ("checkpoint ", ["inspect", "list", "verify"]), ("comple", ["completion"])],
+)
+def test_fish_completes_words(capsys, tmp_path, monkeypatch, words, found):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "loopkit.fish").write_text("\n".join(run(capsys, "completion", "fish")[1]) + "\n")
+    code = f"source {tmp_path}/loopkit.fish; complete -C 'loopkit {words}'"
+    done = subprocess.run(["fish", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert sorted(line.partition("\t")[0] for line in done.stdout.splitlines()) == found
+
+
 def test_errors_keep_to_one_line_and_notes_follow(capsys, monkeypatch, tmp_path):
     def fail(path):
         error = LoopkitError("one\n  two")
