@@ -283,8 +283,9 @@ def is_wanted(method: Any, plugin: Any) -> bool:
 @cache
 def specification(hooks: tuple[Hook, ...]) -> Any:
     """An object that pluggy's ``add_hookspecs`` accepts, with these hooks."""
+    lines = [f"def {hook.name}({', '.join(('self', *hook.arguments))}): ..." for hook in hooks]
     functions: dict[str, Any] = {}
-    exec("\n".join(f"def {hook.name}({', '.join(('self', *hook.arguments))}): ..." for hook in hooks), {}, functions)
+    exec("\n".join(lines), {}, functions)
     for hook in hooks:
         pluggy.HookspecMarker(PROJECT)(functions[hook.name]).__doc__ = hook.doc
     return type("Specification", (), functions)()
@@ -391,13 +392,8 @@ def hookimpl(
         check_declaration(f"hookimpl({label}=...)", getattr(options, label))
     if traced is not None:
         check_declaration("hookimpl(traced=...)", traced)
-    for kind in phase if isinstance(phase, tuple) else (phase,):
-        named = isinstance(kind, str) and kind
-        if phase is not None and not named and not isinstance(kind, type):
-            raise PluginError(
-                f"hookimpl(phase={kind!r}): write the name of a phase, such as phase='val', or its class, such as "
-                f"ValidationPhase, or phase={TRAINING!r} for all that train"
-            )
+    if phase is not None:
+        _check_phases(phase)
 
     def mark(function: F) -> F:
         if not callable(function):
@@ -407,6 +403,17 @@ def hookimpl(
         return marked
 
     return mark if function is None else mark(function)
+
+
+def _check_phases(chosen: type[Phase] | str | tuple[type[Phase] | str, ...]) -> None:
+    """Raise for phases that are neither named nor classes."""
+    for kind in chosen if isinstance(chosen, tuple) else (chosen,):
+        named = isinstance(kind, str) and kind
+        if not named and not isinstance(kind, type):
+            raise PluginError(
+                f"hookimpl(phase={kind!r}): write the name of a phase, such as phase='val', or its class, such as "
+                f"ValidationPhase, or phase={TRAINING!r} for all that train"
+            )
 
 
 def check_declaration(where: str, value: object) -> None:

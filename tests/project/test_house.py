@@ -165,7 +165,7 @@ class Row:
 ROWS = [
     #   what                                                                bound   goal
     Row("tokens of loopkit",                                                None,  None, tokens_of_the_core),
-    Row("tokens a statement, the mean",                                     10.55, 10.0, mean_tokens),
+    Row("tokens a statement, the mean",                                     10.5, 10.0, mean_tokens),
     Row("tokens a statement, the 95th percentile",                            25,    24, tokens_of_long_statements),
     Row("functions of more than 15 branches",                                  2,     1, functions_above_15_branches),
     Row("ternaries in a ternary",                                               0,     0, ternaries_in_ternaries),
