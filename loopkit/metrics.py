@@ -451,7 +451,7 @@ class Accuracy(_Share):
     Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis.
     """
 
-    def __init__(self, ignore_index: int | None = None, axis: int | None = None) -> None:
+    def __init__(self, *, ignore_index: int | None = None, axis: int | None = None) -> None:
         self.ignore_index = ignore_index
         self.axis = axis
         super().__init__()

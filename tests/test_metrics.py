@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from loopkit.errors import PluginError
+from loopkit.errors import CallError, PluginError
 from loopkit.metrics import F1, Accuracy, BinaryAccuracy, FunctionMetric, Loss, Mean, Metric, Precision, Recall, added
 
 sklearn = Late("sklearn.metrics")
@@ -520,3 +520,9 @@ def test_function_may_return_any_number(number):
     metric = FunctionMetric(lambda outputs, targets: number)
     metric.update(torch.zeros(4), torch.zeros(4))
     assert metric.compute() == 1.0
+
+
+@pytest.mark.parametrize("make", [Accuracy, lambda k: Accuracy(k, None)], ids=["one", "two"])
+def test_number_of_classes_is_not_taken_for_an_ignored_class(make):
+    with pytest.raises(CallError, match=r"by name \(ignore_index, axis\)"):
+        make(10)

@@ -169,7 +169,7 @@ def test_error_of_the_users_code_keeps_its_traceback_and_names_the_section(folde
     assert f'  File "{folder / "parts.py"}", line 20, in fails' in err
     assert err[-2:] == [
         "ZeroDivisionError: in the user's code",
-        "loopkit: run.toml:11: [data.train], parts:fails raised this",
+        "loopkit: run.toml:11: [data.train], parts:fails raised this, with --set data.train.call=parts:fails",
     ]
     assert not (folder / "runs").exists()
 
@@ -180,7 +180,7 @@ def test_error_of_a_plugin_is_a_line_and_its_section(folder, capsys):
         2,
         [
             "loopkit: error: Checkpoint: keep is -1: it is a whole number, from 1",
-            "loopkit: run.toml:27: [plugins.checkpoint], Checkpoint raised this",
+            "loopkit: run.toml:27: [plugins.checkpoint], Checkpoint raised this, with --set plugins.checkpoint.keep=-1",
         ],
     )
 

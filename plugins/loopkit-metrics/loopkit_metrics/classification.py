@@ -31,7 +31,7 @@ class TopK(Metric):
 
     higher_is_better = True
 
-    def __init__(self, k: int = 5, ignore_index: int | None = None, axis: int | None = None) -> None:
+    def __init__(self, k: int = 5, *, ignore_index: int | None = None, axis: int | None = None) -> None:
         checks.whole("TopK", k=k)
         self.k, self.ignore_index, self.axis = k, ignore_index, axis
         self.name = f"top{k}"
