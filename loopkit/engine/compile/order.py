@@ -117,10 +117,10 @@ def arrange(entries: Sequence[Entry], chains: Sequence[Sequence[str]] = (), even
             clash = _clash(one, other)
             if clash:
                 raise OrderError(_ambiguous(one, other, clash, event))
-            reason = _precedes(one, other)
+            reason = _reason_before(one, other)
             if reason:
                 links[i, j] = reason
-            reason = _precedes(other, one)
+            reason = _reason_before(other, one)
             if reason:
                 links[j, i] = reason
     return _sort(entries, links, event)
@@ -183,7 +183,7 @@ def _clash(one: Entry, other: Entry) -> str:
     return ""
 
 
-def _precedes_by_everything(first: Entry, second: Entry) -> str:
+def _reason_by_everything(first: Entry, second: Entry) -> str:
     """Why ``first`` runs before ``second``, where one of them reads or writes everything, or an empty string."""
     if EVERYTHING in second.reads and EVERYTHING not in first.reads:
         return f"{second.plugin!r} reads everything"
@@ -194,21 +194,21 @@ def _precedes_by_everything(first: Entry, second: Entry) -> str:
     return ""
 
 
-def _precedes(first: Entry, second: Entry) -> str:
+def _reason_before(first: Entry, second: Entry) -> str:
     """Why ``first`` runs before ``second`` by access, or an empty string."""
-    reason = _precedes_by_everything(first, second)
+    reason = _reason_by_everything(first, second)
     if reason:
         return reason
-    # A plugin's own state is called by its name or role; "metrics" is a role and a state: there the state is meant.
-    own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
+    # Others can declare a plugin's name or role as a state, unless that word is a state already, as "metrics" is.
+    own_states = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
     changed = second.updates + second.writes
     # A read of a state that the plugin also changes does not count: two such plugins would each come after the other.
     reads = [("reads", name) for name in second.reads if not any(_covers(state, name) for state in changed)]
     updates = [("updates", name) for name in second.updates]
-    found = _meeting(first.writes + own, [*updates, *reads])
+    found = _first_overlap(first.writes + own_states, [*updates, *reads])
     how = "writes"
     if found is None:
-        found = _meeting(first.updates, reads)
+        found = _first_overlap(first.updates, reads)
         how = "updates"
     if found is None:
         return ""
@@ -216,7 +216,7 @@ def _precedes(first: Entry, second: Entry) -> str:
     return f"{first.plugin!r} {how} {state!r}, {second.plugin!r} {word} {name!r}"
 
 
-def _meeting(states: Iterable[str], uses: list[tuple[str, str]]) -> tuple[str, str, str] | None:
+def _first_overlap(states: Iterable[str], uses: list[tuple[str, str]]) -> tuple[str, str, str] | None:
     """The first of the states that a use overlaps, with the word and the name of that use."""
     for state in states:
         for word, name in uses:

@@ -22,16 +22,16 @@ class Owner:
 
 
 @dataclass
-class Belongs:
-    """The note in a plugin about the learners that use it."""
+class Ownership:
+    """Which learners use a plugin; kept as an attribute of the plugin."""
 
-    plugin: int
-    """The id of the plugin: a copy of it brings the note along."""
-    before: Any
+    plugin_id: int
+    """The ``id()`` of that plugin: a copy has the attribute, too, and another id."""
+    first_state: Any
     """The state that it had when it first came to a learner."""
     owner: Owner | None = None
     """The first learner that used it."""
-    running: list[Owner] = field(default_factory=list)
+    in_fits_of: list[Owner] = field(default_factory=list)
     """The learners that use it in a fit now."""
 
 
@@ -39,8 +39,8 @@ class Owners:
     """The ownership of one learner's plugins: a plugin with state belongs to one learner."""
 
     def __init__(self) -> None:
-        self._own = Owner()
-        self._running: list[Belongs] = []
+        self._me = Owner()
+        self._in_fit: list[Ownership] = []
 
     def meet(self, plugin: Any) -> None:
         """Note the state of a plugin that comes to a learner for the first time."""
@@ -49,18 +49,18 @@ class Owners:
         own = unwrapped(plugin)
         if not hasattr(own, "__dict__"):
             return
-        found: Belongs | None = vars(own).get(NOTE)
+        found: Ownership | None = vars(own).get(NOTE)
         if found is None:
-            vars(own)[NOTE] = Belongs(id(own), _state(own))
-        elif found.plugin != id(own):
-            vars(own)[NOTE] = Belongs(id(own), found.before, found.owner)
+            vars(own)[NOTE] = Ownership(id(own), _state(own))
+        elif found.plugin_id != id(own):
+            vars(own)[NOTE] = Ownership(id(own), found.first_state, found.owner)
 
     def use(self, plugins: Mapping[str, Any]) -> None:
         """Note that the learner uses these plugins, outside of a fit."""
         for plugin in plugins.values():
-            belongs = _belongs(plugin)
-            if belongs is not None and belongs.owner is None:
-                belongs.owner = self._own
+            ownership = _ownership_of(plugin)
+            if ownership is not None and ownership.owner is None:
+                ownership.owner = self._me
 
     def begin(self, plugins: Mapping[str, Any]) -> None:
         """Let a fit use these plugins.
@@ -69,21 +69,21 @@ class Owners:
             PluginConflict: One of them has the state of another learner's training.
         """
         for name, plugin in plugins.items():
-            belongs = _belongs(plugin)
-            if belongs is not None:
-                self._check(name, plugin, belongs)
+            ownership = _ownership_of(plugin)
+            if ownership is not None:
+                self._check(name, plugin, ownership)
         self.use(plugins)
         for plugin in plugins.values():
-            belongs = _belongs(plugin)
-            if belongs is not None:
-                belongs.running.append(self._own)
-                self._running.append(belongs)
+            ownership = _ownership_of(plugin)
+            if ownership is not None:
+                ownership.in_fits_of.append(self._me)
+                self._in_fit.append(ownership)
 
-    def _check(self, name: str, plugin: Any, belongs: Belongs) -> None:
+    def _check(self, name: str, plugin: Any, ownership: Ownership) -> None:
         made = type(unwrapped(plugin)).__name__
-        if any(owner is not self._own for owner in belongs.running):
+        if any(owner is not self._me for owner in ownership.in_fits_of):
             why = "another learner uses it in a fit that is running"
-        elif belongs.owner not in (None, self._own) and not _alike(_state(unwrapped(plugin)), belongs.before):
+        elif ownership.owner not in (None, self._me) and not _alike(_state(unwrapped(plugin)), ownership.first_state):
             why = "it was used by another learner, and its state is of that one's training"
         else:
             return
@@ -95,20 +95,20 @@ class Owners:
 
     def end(self) -> None:
         """End the use in a fit."""
-        for belongs in self._running:
-            belongs.running[:] = [owner for owner in belongs.running if owner is not self._own]
-        self._running = []
+        for ownership in self._in_fit:
+            ownership.in_fits_of[:] = [owner for owner in ownership.in_fits_of if owner is not self._me]
+        self._in_fit = []
 
     @staticmethod
     def free(plugin: Any) -> None:
-        """Forget to which learner a plugin belongs, which was taken out of it."""
+        """Forget the learner of a plugin that was removed from it."""
         getattr(unwrapped(plugin), "__dict__", {}).pop(NOTE, None)
 
 
-def _belongs(plugin: Any) -> Belongs | None:
+def _ownership_of(plugin: Any) -> Ownership | None:
     if _is_shared(plugin):
         return None
-    found: Belongs | None = getattr(unwrapped(plugin), "__dict__", {}).get(NOTE)
+    found: Ownership | None = getattr(unwrapped(plugin), "__dict__", {}).get(NOTE)
     return found
 
 

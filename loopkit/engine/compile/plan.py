@@ -165,8 +165,7 @@ class Compiler:
     def _event(self, event: type[Event], impls: list[Implementation], phase: Phase) -> Fire | None:
         if not impls:
             return None
-        names = [impl.entry.plugin for impl in impls]
-        calls = self._calls(impls, phase)
+        calls = self._named_calls(impls, phase)
         of_steps = "step" in event.arguments
         whereabouts = self._where
 
@@ -175,16 +174,15 @@ class Compiler:
 
         def fire(at: object) -> None:
             cancels: list[Cancel] | None = None
-            for call in calls:
+            for plugin, call in calls:
                 try:
                     call(at)
                 except Cancel as cancel:  # the remaining plugins are called all the same
-                    cancel.by = cancel.by or names[calls.index(call)]
+                    cancel.by = cancel.by or plugin
                     cancels = [*(cancels or ()), cancel]
                 except BaseException as error:
                     for earlier in cancels or ():
                         add_note(error, f"{earlier!r} by plugin {earlier.by!r} came before it")
-                    plugin = names[calls.index(call)]
                     locate(error, f"in {event.hook} of plugin {plugin!r}, {where(at)}")
                     raise
             if cancels:
@@ -198,13 +196,13 @@ class Compiler:
 
         return fire
 
-    def _calls(self, impls: Sequence[Implementation], phase: Phase) -> list[Callable[..., Any]]:
-        """The functions of an event; equal ones are wrapped, so that ``calls.index`` finds the right plugin."""
-        calls: list[Callable[..., Any]] = []
+    def _named_calls(self, impls: Sequence[Implementation], phase: Phase) -> list[tuple[str, Callable[..., Any]]]:
+        """The functions of an event, each with the name of its plugin."""
+        calls = []
         for impl in impls:
             call = self.bound(impl, ("step",) if "step" in impl.hook.arguments else ("epoch",), phase)
             call = _once_of_resumed(impl, call) if impl.hook.name == EpochBegin.hook else call
-            calls.append(partial(call) if call in calls else call)
+            calls.append((impl.entry.plugin, call))
         return calls
 
     def _context(self, impl: Implementation, dynamic: str, phase: Phase) -> Callable[[Any], Any]:

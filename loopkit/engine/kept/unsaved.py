@@ -39,32 +39,36 @@ def check_saved(
     """
     saved = [p for module in (*models.values(), *extras.values()) for p in module.parameters()]
     known = {id(p) for p in saved}
-    foreign = known.isdisjoint(id(p) for each in optimizers.values() for p in params_of(each))
+    trains_no_model = known.isdisjoint(id(p) for each in optimizers.values() for p in params_of(each))
     for name, optimizer in optimizers.items():
-        strange = [p for p in params_of(optimizer) if id(p) not in known and not sharded.is_sharded(p)]
-        if not strange or type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+        unknown = [p for p in params_of(optimizer) if id(p) not in known and not sharded.is_sharded(p)]
+        if not unknown or type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
             continue  # an optimizer with a form of its own may hold copies of the parameters
         memory = {_memory(p) for p in saved} - {0}
-        for p in strange:
+        for p in unknown:
             if _memory(p) not in memory:
-                _refuse(name, p, foreign, models, owners)
+                _check_owners(name, p, trains_no_model, models, owners)
 
 
-def _refuse(name: str, param: Tensor, foreign: bool, models: Mapping[str, nn.Module], owners: Sequence[Owner]) -> None:
+def _check_owners(
+    name: str, param: Tensor, trains_no_model: bool, models: Mapping[str, nn.Module], owners: Sequence[Owner]
+) -> None:
+    """Raise, in words for the case, unless the first owner that holds a parameter saves its own state."""
     what = f"optimizer {name!r} trains a parameter of shape {tuple(param.shape)}"
     for owner in owners:
         path = _path(owner.object, param)
-        top = path.partition(".")[0].partition("[")[0]
-        if path and owner.saves is None:
+        if not path:
+            continue
+        if owner.saves is None:
             return  # its state_dict is the owner's own affair
-        if path:
-            line = f", and write saved = ({top!r},)" if owner.name.startswith("phase ") else ""
-            raise PhaseError(
-                f"{what} that {in_words(owner.name)} ({type(owner.object).__name__}) holds as {path!r} and declares to "
-                f"be a cache, so that no checkpoint would hold it: take it out of volatile{line}"
-            )
+        attribute = path.partition(".")[0].partition("[")[0]
+        line = f", and write saved = ({attribute!r},)" if owner.name.startswith("phase ") else ""
+        raise PhaseError(
+            f"{what} that {in_words(owner.name)} ({type(owner.object).__name__}) holds as {path!r} and declares to "
+            f"be a cache, so that no checkpoint would hold it: take it out of volatile{line}"
+        )
     trainable = [path for model in models.values() for path, p in model.named_parameters() if p.requires_grad]
-    if foreign and trainable:
+    if trains_no_model and trainable:
         raise PhaseError(
             f"{what} of no model: the optimizer covers 0 of {len(trainable)} trainable parameters "
             f"({some(trainable)}). It was made for another model, or before the parameters were replaced: give a "

@@ -38,7 +38,7 @@ class EpochContexts:
         self._form = ExitStack()
         """The evaluation form of modules with their own ``train``."""
         self._exact = False
-        """Whether weights are to be what they were when the epoch is left, bit for bit."""
+        """Whether leaving puts the weights back bit for bit; else ``train()`` makes them, as in a loop by hand."""
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def enter(self, makers: Iterable[Callable[[], Any]], exact: bool) -> None:
@@ -46,19 +46,19 @@ class EpochContexts:
 
         Args:
             makers: Each makes the context of a plugin; None for none.
-            exact: The weights are to be what they were when the epoch is left, bit for bit.
+            exact: Leaving puts the weights back bit for bit; else ``train()`` makes them again.
         """
         weights = self._models.weights
         try:
             self._exact = exact
             if self._phase.training:
-                self._set_modes()
+                self._enter_modes()
                 if weights.stack and weights.by:
                     self._stack.enter_context(weights.own())
             if self._models.modes.optimizers:
                 self._switch()
             if not self._phase.training:
-                self._set_modes()
+                self._enter_modes()
             for make in makers:
                 if (context := make()) is not None:
                     self._stack.enter_context(context)
@@ -79,7 +79,8 @@ class EpochContexts:
         elif not models.modes.evaluated:
             self._stack.enter_context(models.modes.in_place(models.weights.replaced, stays=not self._exact))
 
-    def _set_modes(self) -> None:
+    def _enter_modes(self) -> None:
+        """Put the modules in the phase's mode until the contexts are left."""
         self._modes = self._models.set_module_modes(self._phase.training)
         self._stack.callback(lambda: self._models.restore_module_modes(self._modes))
 

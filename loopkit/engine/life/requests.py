@@ -77,7 +77,8 @@ class Requests:
 
     def __init__(self, holds: Callable[[str, str], bool] = lambda reason, by: False) -> None:
         self._holds = holds
-        self._waiting: list[StopRequest] = []
+        self._unanswered: list[StopRequest] = []
+        """Stops of which no plugin has been asked yet whether it puts them off."""
         self.version = 0
         """The one number that the loop looks at after each step: it changes with every request, and every plan."""
         self._stopped: Stop | None = None
@@ -90,9 +91,9 @@ class Requests:
         self.world = World()
         """The processes that train together; only this one, unless a plugin joins others."""
         self._signals: Signals | None = None
-        self._asked = RequestSet()
+        self._to_agree = RequestSet()
         """The requests of this process to the others."""
-        self._due: RequestSet | None = None
+        self._ready: RequestSet | None = None
         """The requests to act upon at the next place."""
 
     @property
@@ -107,18 +108,18 @@ class Requests:
     def begin(self, signals: Signals | None) -> None:
         """Start a fit without requests."""
         self._signals = signals
-        self._asked = RequestSet()
-        self._due = None
+        self._to_agree = RequestSet()
+        self._ready = None
         self._stopped = None
         self.signal = None
-        self._waiting = []
+        self._unanswered = []
         self.waits = False
         self.validations = frozenset()
 
     def end(self) -> None:
         """A fit is over; signals are not listened to any more."""
         self._signals = None
-        self._due = None
+        self._ready = None
         self.waits = False
 
     def resume(self, stopped: Stop | None) -> None:
@@ -141,54 +142,54 @@ class Requests:
     def stop(self, reason: str, by: str) -> StopRequest:
         """Ask for the end of the run."""
         request = StopRequest(reason, by)
-        self._waiting.append(request)
+        self._unanswered.append(request)
         self.change()
         return request
 
     @property
     def stopped(self) -> Stop | None:
         """The stop that is in force, once waiting ones are answered."""
-        if self._waiting:
+        if self._unanswered:
             self.settle()
         return self._stopped
 
     def settle(self) -> None:
         """Answer the stops that were asked for: ask who puts them off."""
-        while self._waiting:
-            request = self._waiting.pop(0)
+        while self._unanswered:
+            request = self._unanswered.pop(0)
             if not request.answer(self._holds(request.reason, request.by)):
                 stop = Stop(request.reason, request.by)
                 if self.together:
-                    self._asked |= RequestSet(stop=stop)
+                    self._to_agree |= RequestSet(stop=stop)
                 else:
                     self._stopped = self._stopped or stop
 
     def pause(self, reason: str, by: str) -> None:
         """Ask for the end of this process, at the next place where the state can be saved."""
-        self._ask(ExitRequest(0, reason, by))
+        self._request(RequestSet(save=True, ending=ExitRequest(reason=reason, by=by)))
 
     def save(self) -> None:
         """Ask that the state is saved."""
-        self._ask(None)
+        self._request(RequestSet(save=True))
 
     def validate(self, phase: str) -> None:
         """Let the others know, when they next agree, that it is time for a validation, or the end; rank 0 calls it."""
-        self._asked |= RequestSet(validations=frozenset([phase]))
+        self._to_agree |= RequestSet(validations=frozenset([phase]))
 
     def begin_validation(self, phase: str) -> None:
         """A validation that all knew of begins."""
         self.validations -= {phase}
 
-    def _ask(self, ending: ExitRequest | None) -> None:
-        wishes = RequestSet(save=True, ending=ending)
+    def _request(self, wishes: RequestSet) -> None:
+        """Make these ready, at once in one process, else when all processes have agreed."""
         if self.together:
-            self._asked |= wishes
+            self._to_agree |= wishes
         else:
-            self._owe(wishes)
+            self._make_ready(wishes)
 
-    def _owe(self, wishes: RequestSet) -> None:
+    def _make_ready(self, wishes: RequestSet) -> None:
         """These are to be acted upon at the next place."""
-        self._due = wishes if self._due is None else self._due | wishes
+        self._ready = wishes if self._ready is None else self._ready | wishes
         self.waits = True
         self.change()
 
@@ -196,15 +197,15 @@ class Requests:
     def asks(self) -> bool:
         """Whether this process asks for something that the processes have not agreed on yet."""
         self.settle()
-        return self.waits or self._asked.any
+        return self.waits or self._to_agree.any
 
     def take(self) -> RequestSet:
         """Hand over what is to be done now, and what a signal asks for."""
         self.waits = False  # first: a signal may come between any two lines
         if self.together and self._signals is not None and self._signals.caught is not None:
             self.waits = True  # until all agree on it
-        wishes = self._due or RequestSet()
-        self._due = None
+        wishes = self._ready or RequestSet()
+        self._ready = None
         self.signal = None
         if wishes.ending is not None and wishes.ending.signal:
             self.signal = signal.Signals(wishes.ending.signal)
@@ -245,14 +246,15 @@ class Requests:
         world = self.world
         self.settle()
         self.waits = False  # first: a signal may come between any two lines
-        if self._due is not None:
+        if self._ready is not None:
             self.waits = True
         if (caught := self._caught()) is not None:
-            self._asked |= caught[1]
-        asked = self._asked
-        self._asked = RequestSet()  # what is asked for meanwhile is for the next time
+            self._to_agree |= caught[1]
+        asked = self._to_agree
+        self._to_agree = RequestSet()  # what is asked for meanwhile is for the next time
         wanted = float(asked.any or cancel is not None)
-        wanted, most, least, *highest = world.agree(wanted, float(updates), -float(updates), *numbers)
+        # Each comes back as the highest of all processes, so that of -updates gives the fewest updates.
+        wanted, most, minus_fewest, *highest = world.agree(wanted, float(updates), -float(updates), *numbers)
         agreed = None
         if wanted:
             own = cancel and (type(cancel).__name__, cancel.reason, cancel.by)
@@ -265,11 +267,12 @@ class Requests:
             agreed = _strongest([each for each in cancels if each is not None])
             due = RequestSet(save=any(saves), ending=None if ending is None else ExitRequest(*ending))
             if due.any:
-                self._owe(due)
+                self._make_ready(due)
             self.change()
-        if world.in_step and most != -least:
+        fewest = -minus_fewest
+        if world.in_step and most != fewest:
             raise WorldError(
-                f"the processes have made from {-least:.0f} to {most:.0f} updates, rank {world.rank} {updates}: a step "
+                f"the processes have made from {fewest:.0f} to {most:.0f} updates, rank {world.rank} {updates}: a step "
                 f"was cancelled, or an update skipped, in only some of them, and their parameters have parted. Decide "
                 f"by what all of them know, such as learner.world.highest(value)"
             )

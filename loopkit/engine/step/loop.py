@@ -312,7 +312,7 @@ class Loop(StepContext):
                     self._phase_step.in_contexts(run_step, step, plan)
                 elif (result := run_step(learner, step)) is not None:
                     raise bad_result(phase, result)
-                if proof is not None and proof.look(step, step.update_overdue):
+                if proof is not None and proof.check_step(step, step.update_overdue):
                     self.watch.end_proof(proof)
                     proof = None
             except Cancel as cancel:

@@ -139,7 +139,7 @@ class PhaseWatch:
 
     def end_proof(self, proof: TrainingCheck) -> None:
         """The phase has shown that it trains."""
-        proof.rest()
+        proof.stop_watching_params()
         self._shown.training.append(self._phase)
         self.proof = None
 

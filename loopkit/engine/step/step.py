@@ -1,4 +1,4 @@
-"""Step: one batch on its way through a phase, with the methods that a phase calls; Frame: its view of its epoch."""
+"""Step: one batch on its way through a phase, and the methods a phase calls; StepContext: its view of its epoch."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ class Step:
     closure: Callable[[], Any] | None = None
     """The closure, during an update that has one."""
 
-    _given: Tensor | None = None
-    """The phase's loss in whose place a plugin put another one."""
+    _replaced_loss: Tensor | None = None
+    """The phase's loss, if a plugin has put another one in its place."""
     ended: bool = False
     """Whether the phase's part is over, be it cancelled; plugins may still be at ``step_end``."""
     had_backward: bool = False
@@ -264,26 +264,28 @@ class Step:
             LossError: The loss is no tensor, no scalar, or does not require grad.
         """
         frame = self.frame
-        window, begin = frame.plain_backward, frame.fire.get(BackwardBegin)
-        plain = window is not None and name is None and is_plain_scalar(loss) and not autocast_is_on()
-        plain = plain and self.weight is self.samples
-        if plain and begin is not None:
-            plain = vars(self).get("loss") is loss and loss.requires_grad
-        if window is None or not plain:
-            self._backward(loss, name, retain_graph or create_graph, create_graph)
+        window = frame.plain_backward
+        begin = frame.fire.get(BackwardBegin)
+        retain_graph = retain_graph or create_graph
+        is_plain = name is None and is_plain_scalar(loss) and not autocast_is_on()
+        is_plain = is_plain and self.weight is self.samples  # the phase has not set a weight
+        if is_plain and begin is not None:  # plugins find this loss on the step, where the phase has put it
+            is_plain = vars(self).get("loss") is loss and loss.requires_grad
+        if window is None or not is_plain:
+            self._backward(loss, name, retain_graph, create_graph)
             return
         if begin is not None:
             self.seed, self.backward_name = 1.0, None
             try:
                 begin(self)
                 if self.loss is not loss or self.seed.__class__ is not float or self.seed != 1.0:
-                    self._run(loss, (window,), None, retain_graph or create_graph, create_graph)
+                    self._run(loss, (window,), None, retain_graph, create_graph)
                     return
             finally:
                 self.loss = loss
         window.enter(self, self.weight)
         try:
-            run_backward((loss,), (ones_like(loss),), retain_graph or create_graph, create_graph, (), True, True)
+            run_backward((loss,), (ones_like(loss),), retain_graph, create_graph, (), True, True)
         except RuntimeError:
             _check_loss(self, loss)
             raise
@@ -321,7 +323,7 @@ class Step:
         frame = self.frame
         if (total := self.loss) is not loss:
             _check_loss(self, total, " that a plugin put on the step at backward_begin")
-            self._given = loss
+            self._replaced_loss = loss
         for window in windows:
             if window.size > 1 and window.asked_in == self.index:
                 raise _chunked(frame.phase, self, window)
@@ -517,7 +519,7 @@ class Step:
     def _start_over(self, window: Window) -> None:
         """The optimizer has moved the weights since the last evaluation of its closure, and asks for another."""
         window.drop()
-        self._given = None
+        self._replaced_loss = None
         self.frame.casts.clear()
 
     def skip_update(self, reason: str) -> None:
@@ -540,7 +542,7 @@ class Closure:
     ) -> None:
         self._step = step
         self._window = window
-        self._given = given
+        self._phase_closure = given
         self._ambient = ambient
         self._evaluated = False
 
@@ -579,13 +581,13 @@ class Closure:
             for device, dtype in self._ambient:
                 stack.enter_context(torch.autocast(device, dtype))
             stack.enter_context(torch.enable_grad())
-            loss = self._given()
+            loss = self._phase_closure()
         if not self._window.count:
             raise PhaseError("the closure given to step.update did not call step.backward")
         if (fire := step.frame.fire[UpdateBegin]) is not None:
             fire(step)
-        if step._given is not None:
-            if loss is not step._given:
+        if step._replaced_loss is not None:
+            if loss is not step._replaced_loss:
                 raise PhaseError(
                     "the closure given to step.update returned another loss than it gave to step.backward, which a "
                     "plugin has replaced: return the same tensor, so that the optimizer gets what backward used"

@@ -49,7 +49,7 @@ class TrainingCheck:
         self._phase = phase
         self._windows = windows
         self._thread = threading.get_ident()
-        self._kept = ""
+        self._stray = ""
         """The line of a backward that the engine did not run."""
         self._stepped: set[str] = set()
         """The optimizers of which the engine has made a step."""
@@ -64,8 +64,8 @@ class TrainingCheck:
             for p in watched:
                 self._params.append(p.register_post_accumulate_grad_hook(self._see_gradient))  # type: ignore[no-untyped-call]
 
-    def look(self, step: Step, overdue: bool) -> bool:
-        """Look at a step that has ended; returns whether it has shown what there is to show.
+    def check_step(self, step: Step, overdue: bool) -> bool:
+        """Check a step that has ended; returns whether the phase has shown by now that it trains.
 
         Raises:
             StepResultError: It called no ``step.backward``, or no ``step.update`` after the last step of a window.
@@ -73,16 +73,16 @@ class TrainingCheck:
         """
         cls = type(self._phase).__name__
         if not step.had_backward and not step.idle:
-            kept = self._kept or line_with(self._phase, ".backward(", unless="step.backward(")
-            instead = f"write step.backward(loss) in the place of {kept}" if kept else "end it with both calls"
+            stray = self._stray or line_with(self._phase, ".backward(", unless="step.backward(")
+            instead = f"write step.backward(loss) in the place of {stray}" if stray else "end it with both calls"
             raise StepResultError(
                 f"{cls}.step called no step.backward(loss), so nothing is learned, or no plugin takes part in it. A "
                 f"training step has step.backward(loss) and step.update(): {instead}. A step that trains nothing by "
                 f"intent calls step.skip(), or raises CancelStep, which leaves it out of the counts, too. {OWN_WAY}"
             )
-        if self._kept:
+        if self._stray:
             raise PhaseError(
-                f"{cls}.step runs a backward that the engine does not know of, {self._kept}: its gradients are lost, "
+                f"{cls}.step runs a backward that the engine does not know of, {self._stray}: its gradients are lost, "
                 f"or added to an update that no plugin knows of. Add the losses and call step.backward(total), or "
                 f"call step.backward for each; torch.autograd.grad(loss, inputs) computes gradients of inputs. "
                 f"{OWN_WAY}"
@@ -92,7 +92,7 @@ class TrainingCheck:
         self._closed.update(window.name for window in self._windows if not window.count)
         return step.had_backward and len(self._closed) == len(self._windows)
 
-    def rest(self) -> None:
+    def stop_watching_params(self) -> None:
         """Stop watching the parameters, and the optimizers of which the engine has made a step."""
         _remove(self._params)
         for name in self._stepped:
@@ -128,9 +128,9 @@ class TrainingCheck:
 
     def _see_gradient(self, param: Tensor) -> None:
         """Note a backward that the phase runs by itself; on a device, hooks run in another thread."""
-        if self._kept:
+        if self._stray:
             return
-        # Of the thread that runs the phase: on a device, this one has no caller.
+        # On a device, torch calls this in its own thread: only the stack of the phase's thread shows who began it.
         frame = sys._current_frames().get(self._thread)
         if frame is sys._getframe():  # a frame that holds itself would keep the step and its graph
             frame = frame.f_back
@@ -140,7 +140,7 @@ class TrainingCheck:
             if module in (STEP, PLAN):
                 return
             if module in CALLERS:
-                self._kept = _line(first)
+                self._stray = _line(first)
                 return
             frame = frame.f_back
 

@@ -62,8 +62,11 @@ class Window:
         self.asked_in = -1
         """The index of the last step that asked for one."""
         self.first: float | Tensor = 1.0
+        """The weight of its first step, w_0."""
         self.total: float | Tensor = 0.0
+        """The sum of its steps' weights."""
         self._weight: float | Tensor = 1.0
+        """The weight of its last step."""
         self._settled = False
         """Whether the gradients are scaled for the full window, before its last backward."""
         self._settling: tuple[Any, float | Tensor] | None = None
@@ -109,12 +112,19 @@ class Window:
 
     def state(self, weight: float | Tensor, last: bool) -> WindowState:
         """The window's state for a step with this weight; ``last`` if it is the epoch's last step."""
-        due = last or self.count + 1 >= self.size
+        steps = self.count + 1
+        due = last or steps >= self.size
         seed: float | None = 1.0
         if self.weighted:
-            even = not isinstance(weight, Tensor) and (not self.count or (self._even and weight == self.first))
-            seed = 1.0 / self.size if even and (not due or self.count + 1 == self.size) else None
+            is_rescaled = not self._stays_even(weight) or (due and steps != self.size)
+            seed = None if is_rescaled else 1.0 / self.size
         return WindowState(self.name, self.count, self.size, due, seed)
+
+    def _stays_even(self, weight: float | Tensor) -> bool:
+        """Whether the weights stay equal numbers when a step with this one comes; a tensor is not read."""
+        if isinstance(weight, Tensor):
+            return False
+        return self.count == 0 or (self._even and weight == self.first)
 
     def enter(self, step: object, weight: float | Tensor) -> None:
         """Count a step, once however often it calls backward; the first one clears the gradients."""
@@ -154,7 +164,8 @@ class Window:
 
         As a rule it looks only at the first gradient, and never at values if it was not changed in place.
         """
-        if self._left is None or self.count <= (self.last is step):
+        steps_before = self.count - 1 if self.last is step else self.count
+        if self._left is None or steps_before <= 0:
             return False
         p, grad, version = self._left
         if p.grad is grad and grad._version == version:
@@ -178,8 +189,7 @@ class Window:
         factor = share
         if self.weighted:
             first = self.first if self.count else weight
-            even = not self.count or (self._even and not isinstance(weight, Tensor) and weight == first)
-            if not even or self.count + 1 != self.size:
+            if not self._stays_even(weight) or self.count + 1 != self.size:
                 total = self.total + weight if self.count else weight
                 factor = factor * (self.size * _divisor(first) / _divisor(total))
         self._settling = step, factor

@@ -1361,13 +1361,12 @@ class Stateless:
         step.optimizer.param_groups[0]["lr"] = 0.01 * self.steps
 
 
-class ResetByEpoch(KeepsCount):
-    """Forgets at ``epoch_begin``, which comes again in a pass that goes on."""
+class ResetByFit(KeepsCount):
+    """Forgets at ``fit_begin``, which comes again in a resumed run."""
 
     @hookimpl
-    def epoch_begin(self, phase):
-        if phase.training:
-            self.steps = 0
+    def fit_begin(self):
+        self.steps = 0
 
 
 class RefusesState(KeepsCount):
@@ -1397,7 +1396,7 @@ def test_exact_resume_passes_a_plugin_that_saves_what_it_keeps():
     ("factory", "text"),
     [
         (Stateless, "the run ends with other bits than one that went through: models.model.0.weight: "),
-        (ResetByEpoch, "come again in a run that goes on, and epoch.resumed says so"),
+        (ResetByFit, "come again in a resumed run; learner.current.resumed and epoch.resumed are True there"),
         (RefusesState, "it could not resume: raised StateError: "),
         (LogsSince, "the run logs something else than one that went through: logged["),
     ],
@@ -1445,7 +1444,7 @@ def test_exact_resume_reports_weights_that_are_swapped_while_it_is_saved():
 
 
 def test_exact_resume_is_the_same_each_time():
-    assert broken(ResetByEpoch, "exact_resume") == broken(ResetByEpoch, "exact_resume")
+    assert broken(ResetByFit, "exact_resume") == broken(ResetByFit, "exact_resume")
 
 
 # options_kept

@@ -148,8 +148,7 @@ def paused_in_process(case: Case) -> list[str]:
     return [
         f"paused in an open window, then taken up by a second fit of the same learner, the run ends with other bits "
         f"than one that went through: {(own or found)[0]}. fit_end and fit_begin come in between: a value that "
-        f"fit_end drops "
-        f"must be in epoch.store(self) or state_dict, and epoch.resumed says that an epoch goes on"
+        f"fit_end drops must be in epoch.store(self) or state_dict; epoch.resumed is True where an epoch resumes"
     ]
 
 

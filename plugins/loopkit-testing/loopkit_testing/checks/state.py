@@ -149,7 +149,8 @@ def _resumed(case: Case, load: Callable[[list[Any]], Any] | None) -> list[str]:
                 first.part,
                 f"killed {where}, then made anew and loaded, the run ends with other bits than one that went through: "
                 f"{first}. Values that a plugin keeps from step to step belong into epoch.store(self) or state_dict; "
-                f"fit_begin and epoch_begin come again in a run that goes on, and epoch.resumed says so",
+                f"fit_begin and epoch_begin come again in a resumed run; learner.current.resumed and epoch.resumed are "
+                f"True there",
             )
         elif path := difference(whole.logged, again.logged, "logged", whole.ignored):
             broken.setdefault(
