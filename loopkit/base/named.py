@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, SupportsIndex, TypeVar
 
 from loopkit.base.words import nearest, some
 from loopkit.errors import UnknownNameError
@@ -29,6 +30,10 @@ class Named(dict[str, V], Generic[V]):
     def __init__(self, kind: str, values: Mapping[str, V] | Iterable[tuple[str, V]] = ()) -> None:
         super().__init__(values)
         self.kind = kind
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Be stored as an ordered dictionary, which ``torch.load`` reads."""
+        return OrderedDict, (), None, None, iter(self.items())
 
     def __missing__(self, name: Any) -> NoReturn:
         """Raise an error that lists the names."""

@@ -532,11 +532,37 @@ def test_unknown_name_raises_with_the_nearest_one(find, said):
     assert str(raised.value).startswith("no ")  # not in quotes, as a KeyError shows it
 
 
-def test_unknown_metric_of_a_result_raises_with_the_nearest_one():
-    result = make_learner(standard=True).fit(make_batches(), make_batches(), epochs=1)
+def test_unknown_metric_raises_with_the_nearest_one():
+    learner = make_learner(standard=True)
+    learner.fit(make_batches(), make_batches(), epochs=1)
     with pytest.raises(UnknownNameError, match=r"no metric is called 'val/los' \(did you mean 'val/loss'\?\)"):
-        result.metrics["val/los"]
-    assert result.metrics.get("val/los") is None
+        learner.metrics["val/los"]
+    assert learner.metrics.get("val/los") is None
+
+
+def test_metrics_are_stored_as_plain_values(tmp_path):
+    learner = make_learner(standard=True)
+    result = learner.fit(make_batches(), make_batches(), epochs=1)
+    assert type(result.metrics) is dict
+    torch.save({"live": learner.metrics, "result": result.metrics}, tmp_path / "metrics.pt")
+    found = torch.load(tmp_path / "metrics.pt", weights_only=True)
+    assert dict(found["live"]) == found["result"] == learner.metrics
+
+
+def test_users_class_step_gets_no_advice_on_the_step_of_the_engine():
+    class Step:
+        def backward(self, factor):
+            """Not the engine's."""
+
+    class Trains(TrainingPhase):
+        def step(self, learner, step):
+            Step.__qualname__ = "Step"
+            Step.backward.__qualname__ = "Step.backward"
+            Step().backward()
+
+    with pytest.raises(TypeError, match="missing 1 required") as raised:
+        make_learner(Trains()).fit(make_batches(), epochs=1)
+    assert "step.loss" not in "".join(raised.value.__notes__)
 
 
 @pytest.mark.parametrize(

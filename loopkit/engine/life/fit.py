@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopkit.base.named import Named
 from loopkit.base.notes import say, warn
 from loopkit.base.shield import Shield
 from loopkit.engine.kept.position import Position
@@ -429,7 +428,7 @@ class Fit:
         result.epochs, result.steps, result.updates, result.samples = (
             now - then for now, then in zip(astuple(self._progress), astuple(self.position.start), strict=True)
         )
-        result.metrics = Named("metric", parts.metrics)
+        result.metrics = dict(parts.metrics)  # plain, since people store it
         result.seconds = self.seconds
         stop = parts.requests.stopped
         if stop is not None and result.reason not in ("signal", "pause", "error"):

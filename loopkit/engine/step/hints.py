@@ -45,6 +45,9 @@ def _of_call(error: BaseException, text: str, step: type) -> str:
         return ""
     name = method.__name__
     parameters = [each for each in inspect.signature(method).parameters.values() if each.name != "self"]
+    missing = re.findall(r"'(\w+)'", text.partition(" missing ")[2])
+    if not set(missing) <= {each.name for each in parameters}:
+        return ""  # a class Step of the user's own
     if unknown := re.search(r"unexpected keyword argument '(\w+)'", text):
         names = [each.name for each in parameters]
         return nearest(unknown[1], names).replace(" (", "; ").rstrip(")") or f"; it takes {', '.join(names)}"
