@@ -18,7 +18,7 @@ from distributed.processes import run
 from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
-from loopkit.errors import CancelStep, LoopkitError, PluginError, StateError, WorldError
+from loopkit.errors import CancelStep, LoopkitError, StateError, WorldError
 from loopkit.metrics import Accuracy
 from loopkit.plugins import DDP, Checkpoint, ClipGradNorm, Freeze, Metrics, MixedPrecision, SaveOptions, WeightAverage
 
