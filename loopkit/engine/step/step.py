@@ -267,8 +267,8 @@ class Step:
         window = frame.plain_backward
         begin = frame.fire.get(BackwardBegin)
         retain_graph = retain_graph or create_graph
-        is_plain = name is None and is_plain_scalar(loss) and not autocast_is_on()
-        is_plain = is_plain and self.weight is self.samples  # the phase has not set a weight
+        has_own_weight = self.weight is not self.samples
+        is_plain = name is None and not has_own_weight and is_plain_scalar(loss) and not autocast_is_on()
         if is_plain and begin is not None:  # plugins find this loss on the step, where the phase has put it
             is_plain = vars(self).get("loss") is loss and loss.requires_grad
         if window is None or not is_plain:
