@@ -5,21 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from loopkit import hookimpl
 from loopkit.author import Member, buckets, checks, devices
 from loopkit.data import Loader
 from loopkit.errors import PluginError, WorldError
-from loopkit_local.averaging import Average, Parts, to_devices
+from loopkit_local.averaging import Average, Parts, parts_of, to_devices
 from loopkit_local.cadence import Cadence, Controller, EverySteps, Free
+from loopkit_local.outer import MakeOptimizer, OuterOptimizer
 from loopkit_local.rounds import Rounds
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class AverageParameters(Member):
         how: Collective | ThroughHost = Collective(),
         *,
         moments: Literal["local", "average", "reset"] = "local",
-        outer: Callable[[Iterable[Tensor]], torch.optim.Optimizer] | None = None,
+        outer: MakeOptimizer | None = None,
         shard: bool = True,
         tail: str = "uneven",
         backend: str | None = None,
@@ -161,8 +161,7 @@ class AverageParameters(Member):
         self.controller: Controller | None = None
         """The controller of the rounds, with its measurements; None with `EverySteps`, and for a single process."""
         self.outer = outer
-        self._outer: torch.optim.Optimizer | None = None
-        self._outer_params: list[Tensor] = []
+        self._outer: OuterOptimizer | None = None
         self._groups: tuple[Any, Any] | None = None
         """For tensors, and for numbers."""
         self._equal = False
@@ -245,7 +244,7 @@ class AverageParameters(Member):
             self._equal = True
         self._restore_loaded(learner)
         if self.outer is not None and self._outer is None:
-            self._begin_outer(learner)
+            self._outer = self._make_outer(self.outer, learner)
         self._mark = time.perf_counter()
 
     # Steps and averages
@@ -332,7 +331,7 @@ class AverageParameters(Member):
             ],
             group=numbers if through_host else tensors,
             control=numbers,
-            after=None if self.outer is None else self._outer_step,
+            after=None if self._outer is None else self._outer.step,
             measure=isinstance(self.when, Cadence) and self.when.guard is not None,
             background=background,
         )
@@ -419,23 +418,10 @@ class AverageParameters(Member):
     # What is averaged
 
     def _parts(self, learner: Learner) -> Parts:
-        params: dict[int, Tensor] = {}
-        moments: dict[tuple[Any, ...], Tensor] = {}
-        for name, optimizer in learner.optimizers.items():
-            owned = [p for group in optimizer.param_groups for p in group["params"]]
-            for index, p in enumerate(owned):
-                params.setdefault(id(p), p)
-                if self.moments == "average":
-                    for key, value in optimizer.state.get(p, {}).items():
-                        if isinstance(value, Tensor) and value.shape == p.shape and _is_floating(value) and value.ndim:
-                            moments[name, index, key] = value
-        buffers: dict[int, tuple[tuple[str, str], Tensor]] = {}
-        for name, model in learner.models.with_extras().items():
-            for key, buffer in model.named_buffers():
-                buffers.setdefault(id(buffer), ((name, key), buffer))
-        floating = {key: buffer for key, buffer in buffers.values() if _is_floating(buffer)}
-        counts = [buffer for _, buffer in buffers.values() if not _is_floating(buffer)]
-        return Parts([p.detach() for p in params.values()], {**floating, **moments}, counts)
+        return parts_of(learner, moments=self.moments == "average")
+
+    def _make_outer(self, make: MakeOptimizer, learner: Learner) -> OuterOptimizer:
+        return OuterOptimizer(make, self._parts(learner).params, host=isinstance(self.how, ThroughHost))
 
     def _both_groups(self) -> tuple[Any, Any]:
         if self._groups is None:
@@ -453,25 +439,6 @@ class AverageParameters(Member):
                 self.controller.load_state_dict(self._loaded["controller"])
         return self.controller
 
-    # The outer optimizer
-
-    def _begin_outer(self, learner: Learner) -> None:
-        assert self.outer is not None
-        cpu = torch.device("cpu") if isinstance(self.how, ThroughHost) else None
-        self._outer_params = [
-            nn.Parameter(p.to(cpu or p.device, torch.promote_types(p.dtype, torch.float32), copy=True))
-            for p in self._parts(learner).params
-        ]
-        self._outer = self.outer(self._outer_params)
-
-    def _outer_step(self, means: list[Tensor]) -> list[Tensor]:
-        assert self._outer is not None
-        for p, mean in zip(self._outer_params, means, strict=True):
-            p.grad = p.detach() - mean
-        self._outer.step()
-        self._outer.zero_grad()
-        return [p.detach().clone() for p in self._outer_params]
-
     # State
 
     def state_dict(self) -> dict[str, Any]:
@@ -485,12 +452,7 @@ class AverageParameters(Member):
             "steps": self._steps,
             "samples": self._samples,
             "controller": None if self.controller is None else self.controller.state_dict(),
-            "outer": None
-            if self._outer is None
-            else {
-                "params": [p.detach().clone() for p in self._outer_params],
-                "optimizer": copy.deepcopy(self._outer.state_dict()),
-            },
+            "outer": None if self._outer is None else self._outer.state_dict(),
             "pending": None if pending is None else pending.state_dict(),
         }
 
@@ -510,13 +472,5 @@ class AverageParameters(Member):
         if state["pending"] is not None:
             self._pending = Average.of(state["pending"])
         if state["outer"] is not None and self.outer is not None:
-            self._begin_outer(learner)
-            assert self._outer is not None
-            with torch.no_grad():
-                for p, saved in zip(self._outer_params, state["outer"]["params"], strict=True):
-                    p.copy_(saved)
-            self._outer.load_state_dict(state["outer"]["optimizer"])
-
-
-def _is_floating(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+            self._outer = self._make_outer(self.outer, learner)
+            self._outer.load_state_dict(state["outer"])

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,10 @@ from torch import Tensor
 
 from loopkit.author import buckets, devices
 
-__all__ = ["Average", "Parts", "distance", "to_devices", "to_host", "weighted_mean"]
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+
+__all__ = ["Average", "Parts", "distance", "parts_of", "to_devices", "to_host", "weighted_mean"]
 
 BUCKET_BYTES = 64 << 20
 
@@ -43,6 +46,40 @@ class Parts:
         params = [next(copies) for _ in self.params]
         others = {key: next(copies) for key in self.others}
         return Parts(params, others, list(copies), devices.Arrival(tensor.device for tensor in tensors))
+
+
+def parts_of(learner: Learner, *, moments: bool) -> Parts:
+    """The parameters of a learner's optimizers, and the buffers of its models.
+
+    Args:
+        learner: The learner.
+        moments: Also the tensors of the optimizers' states that have their parameter's shape.
+    """
+    params: dict[int, Tensor] = {}
+    others: dict[tuple[Any, ...], Tensor] = {}
+    for name, optimizer in learner.optimizers.items():
+        owned = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, p in enumerate(owned):
+            params.setdefault(id(p), p)
+            state = optimizer.state.get(p, {}) if moments else {}
+            others.update({(name, index, key): value for key, value in state.items() if _is_moment(value, p)})
+    found: dict[int, tuple[tuple[str, str], Tensor]] = {}
+    for name, model in learner.models.with_extras().items():
+        for path, buffer in model.named_buffers():
+            found.setdefault(id(buffer), ((name, path), buffer))
+    floating = {key: buffer for key, buffer in found.values() if _is_floating(buffer)}
+    counts = [buffer for _, buffer in found.values() if not _is_floating(buffer)]
+    return Parts([p.detach() for p in params.values()], {**floating, **others}, counts)
+
+
+def _is_moment(value: Any, param: Tensor) -> bool:
+    if not isinstance(value, Tensor) or not value.ndim:
+        return False
+    return value.shape == param.shape and _is_floating(value)
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 class Average:

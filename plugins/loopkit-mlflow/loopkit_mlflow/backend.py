@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from loopkit.author import checks, masking
-from loopkit.checkpoint import Manifest, best, listing
 from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.logs import (
     Audio,
@@ -38,6 +37,7 @@ from loopkit.logs import (
 )
 from loopkit.plugins import Checkpoint, LogTo
 from loopkit.result import FitResult
+from loopkit_mlflow.checkpoints import due_checkpoints, stage_checkpoint, staged_in
 from loopkit_mlflow.client import check_uri
 from loopkit_mlflow.names import artifact_name, clean, name_for
 from loopkit_mlflow.sender import MOST, Sender, SenderThread
@@ -53,8 +53,6 @@ LONGEST_NAME = 500
 """Characters of an experiment's name."""
 TOGETHER = 50
 """Parameters of a request."""
-CHECKPOINT = "loopkit.checkpoint."
-"""The tag that names the checkpoint that was sent last, before ``best``, ``last`` or ``all``."""
 STATUS = {"error": "FAILED", "signal": "KILLED"}
 
 
@@ -303,8 +301,7 @@ class MLflow(Backend):
         for batch, _ in spool.batches(offset):
             self._ahead.update(map(_identity, batch.get("metrics", ())))
             self._ahead.update(map(_identity, batch.get("artifacts", ())))
-            tags = batch.get("tags", ())
-            self._staged.update(Path(tag["value"]).name for tag in tags if tag["key"].startswith(CHECKPOINT))
+            self._staged |= staged_in(batch)
 
     def _is_ahead(self, item: dict[str, Any]) -> bool:
         """Whether a run that was killed has logged this already."""
@@ -403,51 +400,16 @@ class MLflow(Backend):
         """Have those sent that are due: all that are new, or at the end the last or the best."""
         if self.checkpoints is None or self._source is None:
             return
-        directory = self._source.directory
-        if self.checkpoints == "all":
-            due = list(reversed(listing(directory)))
-        elif self.checkpoints == "last":
-            due = listing(directory)[:1]
-        else:
-            try:
-                due = [best(directory)]
-            except CheckpointError as error:
-                self._warn("best", f"{error}; no checkpoint is sent")
-                return
+        try:
+            due = due_checkpoints(self._source.directory, self.checkpoints)
+        except CheckpointError as error:
+            self._warn("best", f"{error}; no checkpoint is sent")
+            return
+        assert self._spool is not None
         for manifest in due:
             if manifest.path.name not in self._staged:
                 self._staged.add(manifest.path.name)
-                self._write_checkpoint(manifest)
-
-    def _write_checkpoint(self, manifest: Manifest) -> None:
-        """Keep a checkpoint by hard links, so that it may be removed before it is sent."""
-        assert self._spool is not None
-        name = manifest.path.name
-        files = []
-        for file in sorted(manifest.path.iterdir()):
-            place = self._spool.place_for(file.name)
-            try:
-                os.link(file, place)
-            except OSError:  # another file system: it must be there when it is sent
-                shutil.rmtree(place.parent)
-                files.append((str(file), f"checkpoint/{file.name}"))
-            else:
-                files.append((str(place.relative_to(self._spool.directory)), f"checkpoint/{file.name}"))
-        model = self._spool.place_for("MLmodel")
-        model.write_text(json.dumps(self._mlmodel(manifest), indent=1))  # MLflow reads YAML, which JSON is
-        files.append((str(model.relative_to(self._spool.directory)), model.name))
-        artifacts = [{"file": file, "path": f"checkpoints/{name}/{end}"} for file, end in files]
-        tag = {"key": f"{CHECKPOINT}{self.checkpoints}", "value": f"checkpoints/{name}"}
-        self._append(artifacts=artifacts, tags=[tag])
-
-    def _mlmodel(self, manifest: Manifest) -> dict[str, Any]:
-        """The file that makes a directory of artifacts a model for MLflow."""
-        return {
-            "artifact_path": f"checkpoints/{manifest.path.name}",
-            "flavors": {"loopkit": {"data": "checkpoint", **manifest.about["versions"]}},
-            "metadata": {"progress": manifest.about["progress"], "metrics": manifest.about["metrics"]},
-            "utc_time_created": manifest.about["time"],
-        }
+                self._append(**stage_checkpoint(self._spool, manifest, self.checkpoints))
 
     # Troubles
 

@@ -8,13 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from loopkit.author import Member, buckets, devices, is_count, named_parameters, nearest, sharded
 from loopkit.errors import CancelStep, PhaseError, PluginError, WorldError
 from loopkit.hooks import hookimpl
-from loopkit_sharded.unsummed import Whole, wholes
+from loopkit_sharded.unsummed import Unsummed, summed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -143,16 +142,11 @@ class FSDP(Member):
         """Modules that sum gradients for themselves and all in them."""
         self._sharded: list[Any] = []
         """The models and their units."""
-        self._wholes: list[Whole] = []
-        """Their parameters, since a backward without sums."""
+        self._unsummed = Unsummed()
         self._syncing = True
         """Whether backward sums gradients over the processes."""
-        self._unsummed = False
-        """Whether there may be gradients that are not yet summed over the processes."""
         self._factor: float | Tensor | None = None
         """The factor of the window's gradients in this step, once it has begun to sum them."""
-        self._shown: list[tuple[Tensor, Tensor | None]] = []
-        """Parameters with gradients that are not summed, while whoever saves sees them as if they were."""
 
     def alone(self, model: nn.Module) -> nn.Module:
         """Fill a model that is on the meta device."""
@@ -325,7 +319,10 @@ class FSDP(Member):
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
         """Begin with sharded parameters, whatever was run in between."""
         self._reshard()
-        with super().epoch_context(learner, phase, epoch), learner.models.weights.replaced(self._hide, self._show):
+        with (
+            super().epoch_context(learner, phase, epoch),
+            learner.models.weights.replaced(self._unsummed.hide, self._show),
+        ):
             yield
 
     @hookimpl
@@ -337,8 +334,8 @@ class FSDP(Member):
     def _around(self, learner: Learner, phase: Phase, step: Step) -> Iterator[None]:
         epoch = step.epoch
         if phase.training:
-            if self._unsummed and not epoch.window_open:  # the window was dropped
-                self._take_unsummed()
+            if self._unsummed.some and not epoch.window_open:  # the window was dropped
+                self._unsummed.take()
             self._factor = None
             due = step.last or all(window.count + 1 >= window.size for window in epoch.windows)
             self._set_syncing(due or self._each_step)
@@ -354,7 +351,7 @@ class FSDP(Member):
                         f"reset_iter_state: take torch 2.13"
                     ) from error
             if self._factor is not None and not step.had_backward:
-                self._scale_unsummed(1 / self._factor)
+                self._unsummed.scale(1 / self._factor)
             raise
         if not step.had_backward:
             self._reshard()
@@ -367,13 +364,8 @@ class FSDP(Member):
         if self._factor is None:  # else it is a further backward of the step
             factors = [window.settle(step, step.weight) for window in step.epoch.windows]
             self._factor = factors[0]  # the windows are in step
-            self._scale_unsummed(self._factor)
+            self._unsummed.scale(self._factor)
         step.seed = step.seed * self._factor
-
-    def _scale_unsummed(self, factor: float | Tensor) -> None:
-        grads = [grad for _, grad in self._unsummed_grads()]
-        if grads and (isinstance(factor, Tensor) or factor != 1.0):
-            devices.scale(grads, factor)
 
     def _compare_weights(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Raise for gradients that were summed before all weights of their window were known, if these differ."""
@@ -393,13 +385,13 @@ class FSDP(Member):
             return
         if self._sync_each_step:
             self._compare_weights(learner, phase, step)
-        if self._unsummed:
+        if self._unsummed.some:
             factors: dict[int, float | Tensor] = {}
             for window in step.epoch.windows:
                 if window.count:
                     factors |= dict.fromkeys(map(id, window.params), window.take_factor())
-            grads = [(p, grad * factors.get(id(p), 1.0)) for p, grad in self._take_unsummed()]
-            for p, grad in self._sum(grads):
+            grads = [(p, grad * factors.get(id(p), 1.0)) for p, grad in self._unsummed.take()]
+            for p, grad in summed(grads):
                 p.grad = grad if p.grad is None else p.grad + grad
         if all(p.grad is None for p in step.params):
             raise PhaseError(
@@ -408,24 +400,14 @@ class FSDP(Member):
             )
 
     def _show(self) -> None:
-        """For whoever saves: parameters are sharded, and gradients that are not summed yet are, until `_hide`."""
+        """For whoever saves: parameters are sharded, and gradients that are not summed yet are, until hidden again."""
         self._reshard()
-        if self._unsummed:
-            for p, grad in self._sum(self._unsummed_grads()):
-                self._shown.append((p, p.grad))
-                p.grad = grad if p.grad is None else p.grad + grad
-
-    def _hide(self) -> None:
-        for p, own in self._shown:
-            p.grad = own
-        self._shown.clear()
+        self._unsummed.show()
 
     def _set_syncing(self, syncing: bool) -> None:
-        self._unsummed = self._unsummed or not syncing
-        if not syncing and not self._wholes:
-            self._wholes = wholes(self._sharded, self._policies()[0].reduce_dtype)
-        for whole in self._wholes:
-            whole.set_syncing(syncing)
+        if not syncing:
+            self._unsummed.begin(self._sharded, self._policies()[0].reduce_dtype)
+        self._unsummed.set_syncing(syncing)
         if syncing != self._syncing:
             self._syncing = syncing
             for model in self._synced:
@@ -434,26 +416,6 @@ class FSDP(Member):
     def _reshard(self) -> None:
         for module in self._sharded:
             module.reshard()
-
-    def _sum(self, grads: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's part of the means over the processes of whole gradients."""
-        with torch.no_grad():
-            for p, grad in grads:
-                mean = grad.to(p.dtype, copy=True)
-                dist.all_reduce(mean)
-                yield p, sharded.like(mean.div_(self.world.size), p)
-
-    def _unsummed_grads(self) -> list[tuple[Tensor, Tensor]]:
-        """The parameters with gradients that are not summed over the processes, and these, whole."""
-        return [(whole.part, whole.grad) for whole in self._wholes if whole.grad is not None]
-
-    def _take_unsummed(self) -> list[tuple[Tensor, Tensor]]:
-        """The same, and forget them."""
-        found = self._unsummed_grads()
-        for whole in self._wholes:
-            whole.drop()
-        self._unsummed = False
-        return found
 
 
 ALREADY = (

@@ -6,11 +6,16 @@ another dtype, it would keep them in private. So they are added up here then, in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from loopkit.author import devices, sharded
+
+Grads = list[tuple[Tensor, Tensor]]
 
 
 class Whole:
@@ -61,6 +66,69 @@ class Whole:
     def drop(self) -> None:
         """Forget it."""
         self._param.grad = self._total = None
+
+
+class Unsummed:
+    """The gradients of sharded models that are not summed over the processes yet."""
+
+    def __init__(self) -> None:
+        self.some = False
+        """Whether there may be any."""
+        self._wholes: list[Whole] = []
+        """The parameters, since a backward without sums."""
+        self._shown: list[tuple[Tensor, Tensor | None]] = []
+        """Parameters with gradients that are not summed, while whoever saves sees them as if they were."""
+
+    def begin(self, modules: Sequence[Any], dtype: torch.dtype | None) -> None:
+        """Expect gradients that are not summed, of modules as in `wholes`."""
+        self.some = True
+        self._wholes = self._wholes or wholes(modules, dtype)
+
+    def set_syncing(self, syncing: bool) -> None:
+        """Set whether the next backward sums gradients over the processes."""
+        for whole in self._wholes:
+            whole.set_syncing(syncing)
+
+    def grads(self) -> Grads:
+        """The parameters that have such gradients, and these, whole."""
+        return [(whole.part, whole.grad) for whole in self._wholes if whole.grad is not None]
+
+    def take(self) -> Grads:
+        """The same, and forget them."""
+        found = self.grads()
+        for whole in self._wholes:
+            whole.drop()
+        self.some = False
+        return found
+
+    def scale(self, factor: float | Tensor) -> None:
+        """Multiply them by a factor."""
+        grads = [grad for _, grad in self.grads()]
+        if grads and (isinstance(factor, Tensor) or factor != 1.0):
+            devices.scale(grads, factor)
+
+    def show(self) -> None:
+        """Add their sums to the parameters' gradients, until `hide`."""
+        if not self.some:
+            return
+        for p, grad in summed(self.grads()):
+            self._shown.append((p, p.grad))
+            p.grad = grad if p.grad is None else p.grad + grad
+
+    def hide(self) -> None:
+        """Give the parameters back their own gradients."""
+        for p, own in self._shown:
+            p.grad = own
+        self._shown.clear()
+
+
+def summed(grads: Grads) -> Iterator[tuple[Tensor, Tensor]]:
+    """This process's part of the means over the processes of whole gradients."""
+    with torch.no_grad():
+        for p, grad in grads:
+            mean = grad.to(p.dtype, copy=True)
+            dist.all_reduce(mean)
+            yield p, sharded.like(mean.div_(dist.get_world_size()), p)
 
 
 def wholes(modules: Iterable[Any], dtype: torch.dtype | None) -> list[Whole]:
