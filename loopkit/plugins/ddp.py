@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -170,9 +170,8 @@ class DDP(Member):
                 **options,
             )
         if self._compression is not None:
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-            reducer.register_comm_hook(None, getattr(default_hooks, f"{self._compression}_compress_hook"))
+            on_cpu = any(p.device.type == "cpu" for p in model.parameters())
+            reducer.register_comm_hook(None, _compress_hook(self._compression, on_cpu))
         return reducer
 
     def explain(self, phase: Phase, hook: str) -> str:
@@ -327,3 +326,14 @@ def _updates(step: Step) -> bool:
     """Whether an update comes with this step."""
     windows = step.epoch.windows
     return bool(windows) and (step.last or any(window.count + 1 >= window.size for window in windows))
+
+
+def _compress_hook(compression: str, on_cpu: bool) -> Callable[..., Any]:
+    """Return PyTorch's hook that sends gradients in half precision."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hook: Callable[..., Any] = getattr(default_hooks, f"{compression}_compress_hook")
+    if not on_cpu:
+        return hook
+    # PyTorch rejects bfloat16 by the hook's name in builds without NCCL; Gloo sums it
+    return lambda group, bucket: hook(group, bucket)

@@ -62,7 +62,8 @@ def by_hand(rank, world, batches, *, clip=None, accumulate=1, dtype=None, decay=
     model = make_model()
     wrapped = DistributedDataParallel(model)
     if hook is not None:
-        wrapped.register_comm_hook(None, getattr(default_hooks, hook))
+        compress = getattr(default_hooks, hook)
+        wrapped.register_comm_hook(None, lambda group, bucket: compress(group, bucket))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     average = None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     loss_fn = nn.CrossEntropyLoss()
@@ -97,6 +98,7 @@ OPTIONS = {
     "accumulate": {"accumulate": 3},
     "bfloat16": {"dtype": torch.bfloat16},
     "fp16 sent": {"hook": "fp16_compress_hook"},
+    "bf16 sent": {"hook": "bf16_compress_hook"},
     "all": {"clip": 0.3, "accumulate": 2, "dtype": torch.bfloat16, "decay": 0.9},
 }
 
@@ -126,14 +128,14 @@ def hand(rank, world, options):
 @pytest.mark.parametrize(
     ("name", "world"),
     [
-        *((name, 2) for name in ("plain", "fp16 sent", "all")),
+        *((name, 2) for name in ("plain", "fp16 sent", "bf16 sent", "all")),
         ("all", 4),
         *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("clip", "accumulate", "bfloat16")),
         *(pytest.param(name, 4, marks=pytest.mark.slow) for name in OPTIONS if name != "all"),
     ],
 )
 def test_training_is_bitwise_that_of_a_loop_by_hand(name, world):
-    compression = {"compression": "fp16"} if "hook" in OPTIONS[name] else {}
+    compression = {"compression": OPTIONS[name]["hook"][:4]} if "hook" in OPTIONS[name] else {}
     mine = run(partial(ours, **compression), world, world, OPTIONS[name])
     (theirs, average), *_ = run(hand, world, world, OPTIONS[name])
     for rank in range(world):
@@ -155,6 +157,14 @@ def test_average_at_update_begin_is_bitwise_that_of_the_reducer():
         if "num_batches" not in key and "running" not in key:
             assert torch.equal(mine[0][key], mine[1][key])
             assert torch.equal(mine[0][key], theirs[0][0][key])
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_compressed_averages_are_bitwise_equal_with_and_without_overlap(compression):
+    one = run(partial(ours, compression=compression), 2, 2, {})
+    other = run(partial(ours, compression=compression, overlap=False), 2, 2, {})
+    for key in one[0][0]:
+        assert torch.equal(one[0][0][key], other[0][0][key]), key
 
 
 class Exact(nn.Module):
