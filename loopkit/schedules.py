@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
+from loopkit.base import checks
 from loopkit.base.words import takes
 from loopkit.errors import ArgumentError
 
@@ -522,7 +523,7 @@ def _cycle(
     """The legs between three or four levels, placed as ``torch.optim.lr_scheduler.OneCycleLR`` places them."""
     three_phase = len(levels) == 4
     pct_start = _number("pct_start", pct_start, low=0.0, high=0.5 if three_phase else 1.0)
-    _choice("anneal", anneal, ("cos", "linear"))
+    checks.one_of(kind, ("cos", "linear"), error=ArgumentError, anneal=anneal)
     between = _along_cosine if anneal == "cos" else _along_line
     first = levels[0]
     peak = levels[1]
@@ -587,7 +588,7 @@ def cyclic(
     low = _number("low", low)
     high = _number("high", high)
     gamma = _positive("gamma", gamma, 1.0)
-    _choice("mode", mode, ("triangular", "triangular2", "exp_range"))
+    checks.one_of("cyclic", ("triangular", "triangular2", "exp_range"), error=ArgumentError, mode=mode)
     if low > high:
         raise ArgumentError(f"low is {low} and high is {high}: low must be at most high")
     if gamma != 1.0 and mode != "exp_range":
@@ -678,7 +679,7 @@ def warmup_stable_decay(
     decay = _whole("decay", decay, 1)
     peak = _number("peak", peak)
     end = _number("end", end)
-    _choice("shape", shape, ("linear", "cosine", "sqrt"))
+    checks.one_of("warmup_stable_decay", ("linear", "cosine", "sqrt"), error=ArgumentError, shape=shape)
     delta = peak - end
     remaining: dict[str, Callable[[float], float]] = {
         "linear": lambda x: 1.0 - x,
@@ -1056,11 +1057,6 @@ def _positive(argument: str, value: Any, high: float = math.inf) -> float:
         span = "" if high == math.inf else f", up to {high}"
         raise ArgumentError(f"{argument} is {value!r}: it must be a finite number above 0{span}")
     return found
-
-
-def _choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ArgumentError(f"{argument} is {value!r}: it must be one of {', '.join(map(repr, choices))}")
 
 
 def _points(points: Mapping[int, float]) -> tuple[list[int], list[float]]:

@@ -766,17 +766,17 @@ def test_schedule_refuses_a_wrong_number(make: Callable[[Any], object], message:
     [
         (lambda: multi_step([3, 3]), r"milestones is \[3, 3\]: each must be larger than the one before"),
         (lambda: multi_step([4, 3]), r"milestones is \[4, 3\]: each must be larger"),
-        (lambda: one_cycle(anneal="cosine"), "anneal is 'cosine': it must be one of 'cos', 'linear'"),
-        (lambda: one_cycle_momentum(anneal="sin"), "anneal is 'sin': it must be one of 'cos', 'linear'"),
+        (lambda: one_cycle(anneal="cosine"), "one_cycle: anneal is 'cosine': it is 'cos' or 'linear'"),
+        (lambda: one_cycle_momentum(anneal="sin"), "one_cycle_momentum: anneal is 'sin': it is 'cos' or 'linear'"),
         (
             lambda: cyclic(3, mode="tri"),
-            "mode is 'tri': it must be one of 'triangular', 'triangular2', 'exp_range'",
+            "cyclic: mode is 'tri': it is 'triangular', 'triangular2' or 'exp_range'",
         ),
         (lambda: cyclic(3, low=0.7, high=0.2), r"low is 0\.7 and high is 0\.2: low must be at most high"),
         (lambda: cyclic(3, gamma=0.9), r"gamma is 0\.9 with mode 'triangular': only mode 'exp_range' uses it"),
         (
             lambda: warmup_stable_decay(warmup=1, decay=1, shape="exp"),
-            "shape is 'exp': it must be one of 'linear', 'cosine', 'sqrt'",
+            "warmup_stable_decay: shape is 'exp': it is 'linear', 'cosine' or 'sqrt'",
         ),
         (
             lambda: warmup_stable_decay(14, warmup=5, decay=10),
