@@ -1,10 +1,11 @@
-"""Cells: entries of mappings and tensors as of now, to put them back."""
+"""Cells: values with containers and tensors within, as of now, to put them back."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from loopkit.engine.kept.optimizers import same_bits
 from loopkit.engine.kept.witness.looks import changes_of
 
 MISSING = object()
-"""Stands for an entry that a mapping has not."""
-PLAIN = (type(None), bool, int, float, complex, str, bytes)
+"""Stands for an entry that a container has not."""
+PLAIN = (type(None), bool, int, float, complex, str, bytes, set, frozenset)
 Change = Callable[[bool], bool]
 """Returns whether something has changed; if its argument is true, puts it back."""
 
@@ -40,26 +41,21 @@ def by_version(tensors: Iterable[Tensor]) -> Change:
     return lambda undo: any(changes_of(tensor) != before for tensor, before in kept)
 
 
-def of_mapping(mapping: MutableMapping[Any, Any], tensors: Callable[[Iterable[Tensor]], Change] = of_tensors) -> Change:
-    """Keep the entries of a mapping: plain values, lists, the entries of mappings within, and tensors.
+def of_value(look: Callable[[], Any], tensors: Callable[[Iterable[Tensor]], Change] = of_tensors) -> Change:
+    """Keep a value: mappings, lists and tuples at any depth, tensors, and plain values.
 
     Args:
-        mapping: The mapping.
+        look: Returns the value; called anew after a change.
         tensors: Keeps tensors.
     """
-    kept = dict(mapping)
-    values = tensors(value for value in kept.values() if isinstance(value, Tensor))
-    within = [of_mapping(value, tensors) for value in kept.values() if type(value) is dict]
-    lists = {key: copy.copy(value) for key, value in kept.items() if type(value) is list}
+    before = _noted(look(), tensors)
 
     def has_changed(undo: bool) -> bool:
-        changed = values(undo)
-        for each in within:
-            changed |= each(undo)
-        others = [key for key in kept if _is_other(mapping.get(key, MISSING), kept[key], lists.get(key))]
+        if not _is_other(look(), before):
+            return False
         if undo:
-            mapping.update({key: lists.get(key, kept[key]) for key in others})
-        return changed or bool(others)
+            _put_back(look(), before)
+        return True
 
     return has_changed
 
@@ -77,15 +73,57 @@ def is_same(one: Any, other: Any) -> bool:
     return not isinstance(one, PLAIN) or one == other or one != one
 
 
-def _is_other(now: Any, before: Any, items: list[Any] | None) -> bool:
-    """Whether an entry has another value than before; of a list, these items."""
-    if now is MISSING:
-        return True
-    if items is not None:
-        return not is_same(now, items)
-    if isinstance(before, (Tensor, dict)):
-        return now is not before and not is_same(now, before)
-    return not is_same(now, before)
+class _Noted(NamedTuple):
+    """A tensor and its values."""
+
+    tensor: Tensor
+    change: Change
+
+
+def _noted(value: Any, tensors: Callable[[Iterable[Tensor]], Change]) -> Any:
+    """A copy of containers, with each tensor noted; parameters and other objects are themselves."""
+    if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
+        return _Noted(value, tensors([value]))
+    if isinstance(value, dict):
+        return {key: _noted(each, tensors) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_noted(each, tensors) for each in value)
+    return copy.copy(value) if type(value) is set else value
+
+
+def _is_other(now: Any, before: Any) -> bool:
+    """Whether a value differs from what was noted."""
+    if isinstance(before, _Noted):
+        return (now is not before.tensor and not is_same(now, before.tensor)) or before.change(False)
+    if isinstance(before, dict):
+        if not isinstance(now, dict) or now.keys() != before.keys():
+            return True
+        return any(_is_other(now[key], each) for key, each in before.items())
+    if type(before) in (list, tuple):
+        return type(now) is not type(before) or len(now) != len(before) or any(map(_is_other, now, before))
+    return now is not before and not is_same(now, before)
+
+
+def _put_back(now: Any, before: Any) -> Any:
+    """Return the value that was noted, in the containers that are there now if they fit."""
+    if isinstance(before, _Noted):
+        before.change(True)
+        return before.tensor
+    if isinstance(before, dict):
+        found = now if isinstance(now, dict) else {}
+        for key in [key for key in found if key not in before]:
+            del found[key]
+        for key, each in before.items():
+            found[key] = _put_back(found.get(key), each)
+        return found
+    if type(before) in (list, tuple):
+        there = now if isinstance(now, (list, tuple)) else ()
+        items = [_put_back(*pair) for pair in zip(chain(there, repeat(None)), before, strict=False)]
+        if type(before) is list and type(now) is list:
+            now[:] = items
+            return now
+        return type(before)(items)
+    return before
 
 
 def _can_be_kept(tensor: Tensor) -> bool:

@@ -27,6 +27,8 @@ class PluginStates(Part):
 
     def __init__(self, plugins: Callable[[], Mapping[str, Any]]) -> None:
         self.now = plugins
+        self.lacking: frozenset[str] = frozenset()
+        """The plugins that have a state, and none in the state that was loaded last."""
 
     def stateful(self) -> dict[str, Any]:
         """Return the plugins that have a state, by name."""
@@ -66,7 +68,9 @@ class PluginStates(Part):
 
     def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
         """Let each plugin take its state; return the undo."""
-        undos: Undos = []
+        before = self.lacking
+        undos: Undos = [("the plugins without a state", lambda: setattr(self, "lacking", before))]
+        self.lacking = frozenset(self.stateful().keys() - saved.keys())
         with undone_by(undos):
             for name, plugin in self.stateful().items():
                 if name not in saved:

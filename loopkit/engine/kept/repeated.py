@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from loopkit.base.notes import warn
 from loopkit.base.words import some
-from loopkit.engine.kept.cells import Change, by_version, is_same, of_mapping, of_tensors
+from loopkit.engine.kept.cells import Change, by_version, is_same, of_tensors, of_value
 from loopkit.engine.kept.open_epoch import OpenEpoch
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.witness.libraries import is_shipped
@@ -51,30 +52,46 @@ class Repeated:
         self._tensors = tensors
         self._parameters = parameters
         self._say = say
+        self._kept: Kept | None = None
+        """The state as it is after a hook that has left it as it was, for the next hook of the same begin."""
 
     @contextmanager
     def of(self, epoch: OpenEpoch, plugin: Any, name: str) -> Iterator[None]:
         """Inside, a hook of a plugin runs at the begin of an epoch, which may be resumed."""
-        if not epoch.resumed or is_shipped(plugin):
+        kept = self._kept
+        self._kept = None
+        if not epoch.resumed or is_shipped(plugin) or self._is_new(name):
             yield
             return
-        kept = [*self._of_learner(of_tensors), *self._of_epoch(epoch)]
+        kept = kept or [*self._of_learner(of_tensors), *self._of_epoch(epoch)]
+        begun = bool(epoch.saved and epoch.saved["steps"])
         asked = epoch.times_asked
         yield
         if epoch.times_asked != asked:
             return
-        changed = [what for what, has_changed in kept if has_changed(True)]
-        if changed:
+        changed = [what for what, has_changed in kept if has_changed(begun)]
+        self._kept = None if changed else kept
+        if changed and not begun:
+            self._say(
+                f"plugin {name!r}: epoch_begin runs in an epoch that was saved before its first step, and changed "
+                f"{_listed(changed)}, which the loaded state may hold as changed already: the change stays. If "
+                f"the state is saved after a step, the hook changes it once"
+            )
+        elif changed:
             self._say(
                 f"plugin {name!r}: epoch_begin runs again when an epoch resumes, and changed {_listed(changed)}, which "
                 f"the loaded state holds as changed already: it was put back. If epoch_begin reads "
                 f"epoch.resumed, its changes are kept"
             )
 
+    def forget(self) -> None:
+        """The begin of an epoch is over."""
+        self._kept = None
+
     @contextmanager
     def of_fit(self, fit: ResumedFit, plugin: Any, name: str) -> Iterator[None]:
         """Inside, the ``fit_begin`` of a plugin runs, which may come again in a resumed fit."""
-        if not fit.resumed or is_shipped(plugin):
+        if not fit.resumed or is_shipped(plugin) or self._is_new(name):
             yield
             return
         kept = self._of_learner(by_version)
@@ -88,14 +105,18 @@ class Repeated:
                 f"learner.current.resumed"
             )
 
+    def _is_new(self, name: str) -> bool:
+        """Whether the loaded state lacks a plugin that has a state, whose hooks then run for the first time."""
+        return name in self._parts.plugins.lacking
+
     def _of_learner(self, tensors: Callable[[Iterable[Tensor]], Change]) -> Kept:
         """Keep all that a hook may change of the learner, the tensors by this function."""
         parts = self._parts
         kept: Kept = [("the weights", tensors(self._tensors()))]
         for name, optimizer in parts.optimizers.items():
-            state = getattr(optimizer, "state", None)
-            mappings = [*_options(optimizer), *([state] if isinstance(state, dict) else [])]
-            kept += [(f"optimizer {name!r}", of_mapping(each, tensors)) for each in mappings]
+            looks = [partial(_options, optimizer, index) for index in range(len(_groups(optimizer)))]
+            looks.append(partial(getattr, optimizer, "state", None))
+            kept += [(f"optimizer {name!r}", of_value(look, tensors)) for look in looks]
         kept.append(("which parameters are trained", self._flags()))
         for name, plugin in parts.plugins.stateful().items():
             if not is_shipped(plugin):
@@ -105,7 +126,7 @@ class Repeated:
         return kept
 
     def _of_epoch(self, epoch: OpenEpoch) -> Kept:
-        stores = [of_mapping(store) for store in epoch.stores()]
+        stores = [of_value(partial(_itself, store)) for store in epoch.stores()]
         gradients = [_of_gradient(p) for window in epoch.windows if window.count for p in window.params]
         return [*(("epoch.store", each) for each in stores), *(("gradients", each) for each in gradients)]
 
@@ -130,19 +151,29 @@ def _listed(changed: list[str]) -> str:
     return some([*dict.fromkeys(changed)])
 
 
-def _options(optimizer: Any) -> list[dict[str, Any]]:
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _groups(optimizer: Any) -> list[Any]:
     groups = getattr(optimizer, "param_groups", [])
-    return [group for group in groups if type(group) is dict]
+    return groups if isinstance(groups, list) else []
 
 
-def _of_state(save: Callable[[], Mapping[str, Any]], load: Callable[[Any], Any]) -> Change:
+def _options(optimizer: Any, index: int) -> Any:
+    """The options of a group, which may be another dict than before; None if there is no such group."""
+    groups = _groups(optimizer)
+    return groups[index] if index < len(groups) else None
+
+
+def _of_state(save: Callable[[], Any], load: Callable[[Any], Any]) -> Change:
     try:
         before = deepcopy(save())
     except Exception:  # it has none yet
         return lambda undo: False
 
     def has_changed(undo: bool) -> bool:
-        if is_same(dict(save()), dict(before)):
+        if is_same(save(), before):
             return False
         if undo:
             load(before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from loopkit.base.notes import add_note, locate, shown
@@ -37,6 +37,7 @@ class Brackets:
         """Fire the ``fit_begin`` of these plugins, or of all; returns the first cancel, which is to end the fit."""
         registry = self._registry
         cancelled = None
+        joins = names is not None and not self._broken
         brackets = [each for each in registry.brackets if names is None or each[0] in names]
         for name, begin, end in brackets:
             if begin is not None:
@@ -48,7 +49,7 @@ class Brackets:
                 self._broken.add(name)
                 self._waiting.discard(name)
                 try:
-                    with self._around(begin.plugin, name):
+                    with nullcontext() if joins else self._around(begin.plugin, name):
                         registry.call(begin)
                 except CancelFit as cancel:
                     cancel.by = cancel.by or name

@@ -271,6 +271,8 @@ class Epoch(Stores):
                 fire(self)
         except (CancelEpoch, CancelFit) as cancel:
             self.pending = cancel
+        finally:
+            self._life.repeated.forget()
 
     def repeated(self, plugin: Any, name: str) -> AbstractContextManager[None]:
         """Inside, a hook of a plugin runs at its begin, perhaps once more after a resume."""

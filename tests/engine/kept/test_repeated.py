@@ -14,6 +14,8 @@ from engine.kept.resumed import X, Y
 from loopkit import Learner, TrainingPhase, hookimpl, seed_everything
 from loopkit.checkpoint.encoding import decode, encode
 from loopkit.data import TensorLoader
+from loopkit.engine.kept import cells
+from loopkit.plugins.throttle import throttle
 
 
 class Enough(Exception):
@@ -134,6 +136,33 @@ def reset_store(plugin: Any, learner: Any, phase: Any, epoch: Any) -> None:
     epoch.store(plugin)["steps"] = 0
 
 
+def grow_store(plugin: Any, learner: Any, phase: Any, epoch: Any) -> None:
+    store = epoch.store(plugin)
+    store["steps"] = len(store)
+
+
+def nested_store(plugin: Any, learner: Any, phase: Any, epoch: Any) -> None:
+    inner = epoch.store(plugin).setdefault("inner", [{"sum": torch.zeros(1)}])
+    inner[0]["sum"] += 1
+    epoch.store(plugin)["steps"] = inner[0]["sum"].item()
+
+
+def add_moment(plugin: Any, learner: Any, phase: Any, epoch: Any) -> None:
+    for state in learner.optimizer.state.values():
+        state[f"moment {len(state)}"] = torch.zeros(1)
+        state["momentum_buffer"] /= len(state)
+
+
+def replace_group(plugin: Any, learner: Any, phase: Any, epoch: Any) -> None:
+    learner.optimizer.param_groups[0] = {**group(learner), "lr": group(learner)["lr"] * 0.9}
+
+
+def load_group(plugin: Any, learner: Any, phase: Any, epoch: Any) -> None:
+    state = learner.optimizer.state_dict()
+    state["param_groups"][0]["lr"] *= 0.9
+    learner.optimizer.load_state_dict(state)
+
+
 CHANGES = [
     lower_rate,
     raise_decay,
@@ -146,6 +175,11 @@ CHANGES = [
     scale,
     forget_gradients,
     reset_store,
+    grow_store,
+    nested_store,
+    add_moment,
+    replace_group,
+    load_group,
 ]
 
 
@@ -168,7 +202,11 @@ def run(change: Any, at: int | None = None, state: Any = None) -> tuple[Any, lis
     seed_everything(0)
     model = nn.Sequential(nn.Linear(3, 4), Gate(), nn.Linear(4, 1))
     ends, changes = Ends(at), Changes(change)
-    plugins = [ends, changes, *([CountsInStore(changes)] if change in (count, reset_store) else [])]
+    plugins = [
+        ends,
+        changes,
+        *([CountsInStore(changes)] if change in (count, reset_store, grow_store, nested_store) else []),
+    ]
     learner = Learner(
         model,
         nn.MSELoss(),
@@ -292,3 +330,138 @@ def test_change_at_the_begin_of_a_resumed_fit_is_named(change):
 @pytest.mark.parametrize("change", [once, set_rate], ids=lambda change: change.__name__)
 def test_change_that_is_made_once_or_is_none_is_not_named(change):
     begin(change, state=begin(change, at=9))
+
+
+class SavesAtBegin:
+    """Saves the state inside ``epoch_begin``, before the other hook, and ends the run."""
+
+    name = "a_saver"
+    volatile = ("state",)
+
+    def __init__(self, epoch: int | None) -> None:
+        self.state: Any = None
+        self._epoch = epoch
+
+    @hookimpl(phase="training", before=("changes",))
+    def epoch_begin(self, learner: Learner) -> None:
+        if learner.progress.epochs == self._epoch:
+            self.state = decode(*encode(learner.state_dict()))
+            raise Enough
+
+
+class Plain:
+    """Changes something at the begin of each epoch, and has no state."""
+
+    name = "changes"
+
+    def __init__(self, change: Callable[..., None]) -> None:
+        self._change = change
+
+    @hookimpl(phase="training")
+    def epoch_begin(self, learner: Any, phase: Any, epoch: Any) -> None:
+        self._change(self, learner, phase, epoch)
+
+
+def train(*plugins: Any, state: Any = None, allow: Any = ()) -> Learner:
+    seed_everything(0)
+    model = nn.Sequential(nn.Linear(3, 4), Gate(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    learner = Learner(model, nn.MSELoss(), optimizer, plugins=plugins, standard=False)
+    if state is not None:
+        learner.load_state_dict(state, allow=allow)
+    with suppress(Enough):
+        learner.fit(TensorLoader(X, Y, batch_size=4), epochs=3)
+    return learner
+
+
+@pytest.mark.parametrize("change", [lower_rate, raise_decay, grow_parameter], ids=lambda change: change.__name__)
+def test_change_in_an_epoch_that_was_saved_before_its_first_step_stays_and_is_named(change, capsys):
+    whole = train(SavesAtBegin(None), Plain(change))
+    saver = SavesAtBegin(1)
+    train(saver, Plain(change))
+    capsys.readouterr()
+    found = train(SavesAtBegin(None), Plain(change), state=saver.state)
+    assert all(map(torch.equal, found.model.parameters(), whole.model.parameters()))
+    assert "may hold as changed already: the change stays" in capsys.readouterr().err
+
+
+class Listed(Plain):
+    """Has a list or a tuple as its state."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(Listed.add)
+        self.values: Any = []
+        self._kind = kind
+
+    def add(self, *_: Any) -> None:
+        self.values.append(len(self.values))
+
+    def state_dict(self) -> Any:
+        return self._kind(self.values)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.values = list(state)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.filterwarnings("ignore:plugin 'changes'.*and its state_dict leaves out that")
+def test_list_or_tuple_as_the_state_of_a_plugin_is_put_back(kind):
+    ends = Ends(9)
+    train(ends, Listed(kind))
+    learner = train(Ends(None), Listed(kind), state=ends.state)
+    assert learner.plugins["changes"].values == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wrap", [lambda plugin: throttle(plugin, every=1), lambda plugin: plugin])
+@pytest.mark.parametrize("home", ["loopkit_of_a_third_party", "script"])
+def test_plugins_of_others_are_not_taken_for_shipped_ones(wrap, home, monkeypatch):
+    monkeypatch.setattr(Plain, "__module__", home)
+    whole = train(Ends(None), wrap(Plain(lower_rate)))
+    ends = Ends(9)
+    train(ends, wrap(Plain(lower_rate)))
+    learner = train(Ends(None), wrap(Plain(lower_rate)), state=ends.state)
+    assert group(learner)["lr"] == group(whole)["lr"]
+
+
+def test_first_run_of_a_plugin_that_the_loaded_state_lacks_is_kept(capsys):
+    ends = Ends(9)
+    train(ends)
+    capsys.readouterr()
+    learner = train(Ends(None), Changes(lower_rate), state=ends.state, allow=["changes"])
+    assert group(learner)["lr"] == 0.05 * 0.9 * 0.9
+    assert "runs again" not in capsys.readouterr().err
+
+
+class AddsAnother:
+    """Adds a plugin at the end of an epoch."""
+
+    name = "adds_another"
+
+    @hookimpl(phase="training")
+    def epoch_end(self, learner: Any) -> None:
+        if "begins" not in learner.plugins:
+            learner.add(Begins(halve_rate))
+
+
+def test_begin_of_a_plugin_that_joins_a_resumed_fit_is_not_named():
+    ends = Ends(3)
+    train(ends, AddsAnother())
+    learner = train(Ends(None), AddsAnother(), state=ends.state)
+    assert group(learner)["lr"] == 0.025
+
+
+def test_weights_are_copied_again_only_after_a_change(monkeypatch):
+    copies = []
+    copied = cells._copied
+    monkeypatch.setattr(cells, "_copied", lambda tensor: copies.append(tensor) or copied(tensor))
+    ends = Ends(9)
+    train(ends)
+    numbers = []
+    for count in (1, 3):
+        plugins = [Plain(lambda *_: None) for _ in range(count)]
+        for number, plugin in enumerate(plugins):
+            plugin.name = f"plain_{number}"
+        copies.clear()
+        train(Ends(None), *plugins, state=ends.state)
+        numbers.append(len(copies))
+    assert numbers[0] == numbers[1] > 0

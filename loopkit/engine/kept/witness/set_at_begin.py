@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from loopkit.base.generators import is_generator
 from loopkit.engine.kept.witness.libraries import is_shipped
 from loopkit.engine.kept.witness.walk import Found
+from loopkit.plugin import unwrapped
 
 COUNTERS = frozenset({"progress", "number"})
 """Names of the counters of a learner and of an epoch."""
@@ -24,9 +26,10 @@ TRAINING = (None, "training")
 
 
 class Code(NamedTuple):
-    """The attributes that a function sets, and the attributes, methods and globals that it reads."""
+    """The attributes that a function sets whenever it runs, and the names that it reads: always, and perhaps."""
 
     stored: frozenset[str]
+    always: frozenset[str]
     read: frozenset[str]
 
 
@@ -55,7 +58,12 @@ def _begin(plugin: Any, phase: str) -> Code | None:
     """The code of a plugin's ``epoch_begin``, if it is called in a training phase and reads counters."""
     hook = getattr(type(plugin), "epoch_begin", None)
     options = getattr(hook, "loopkit_options", None)
-    if is_shipped(plugin) or options is None or options.phase not in (*TRAINING, phase):
+    if (
+        unwrapped(plugin) is not plugin
+        or is_shipped(plugin)
+        or options is None
+        or options.phase not in (*TRAINING, phase)
+    ):
         return None
     code = _code(hook)
     return code if code is not None and code.read & COUNTERS and not code.read & OTHER else None
@@ -63,7 +71,7 @@ def _begin(plugin: Any, phase: str) -> Code | None:
 
 def _sets(code: Code, found: Found) -> bool:
     """Whether a hook sets an attribute, or calls a method of its owner that does, without reading it."""
-    setters = [vars(base)[name] for base in type(found.owner).__mro__ for name in code.read & vars(base).keys()]
+    setters = [vars(base)[name] for base in type(found.owner).__mro__ for name in code.always & vars(base).keys()]
     codes = [code, *filter(None, map(_code, setters))]
     return any(found.key in each.stored - each.read and not each.read & OTHER for each in codes)
 
@@ -74,6 +82,14 @@ def _code(function: Any) -> Code | None:
     if not isinstance(function, types.FunctionType) or function.__name__ == "__init__":
         return None
     instructions = list(dis.get_instructions(function))
-    stored = frozenset(str(each.argval) for each in instructions if each.opname == "STORE_ATTR")
-    read = frozenset(str(each.argval) for each in instructions if each.opname in READS)
-    return Code(stored, read)
+    straight = list(takewhile(lambda each: not _may_skip(each.opname), instructions))
+    return Code(_names(straight, ("STORE_ATTR",)), _names(straight, READS), _names(instructions, READS))
+
+
+def _may_skip(opname: str) -> bool:
+    """Whether the instructions after this one may be left out: those of a branch or a loop."""
+    return "_IF_" in opname or opname == "FOR_ITER"
+
+
+def _names(instructions: Iterable[dis.Instruction], opnames: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(str(each.argval) for each in instructions if each.opname in opnames)

@@ -30,6 +30,10 @@ class Levels(Dataset):
     def set_level(self, level: float) -> None:
         self.level = level
 
+    def raise_level(self, level: float) -> None:
+        if level == 1:
+            self.level = 2.0
+
     def add_level(self, level: float) -> None:
         self.level += level
 
@@ -79,6 +83,33 @@ class Draws(Curriculum):
         self.dataset.level = learner.progress.epochs + random.random()
 
 
+class AtOneEpoch(Curriculum):
+    @hookimpl(phase="training")
+    def epoch_begin(self, learner: Any) -> None:
+        if learner.progress.epochs == 1:
+            self.dataset.level = 2.0
+
+
+class CallsAtOneEpoch(Curriculum):
+    @hookimpl(phase="training")
+    def epoch_begin(self, learner: Any) -> None:
+        if learner.progress.epochs == 1:
+            self.dataset.set_level(2.0)
+
+
+class CallsToRaise(Curriculum):
+    @hookimpl(phase="training")
+    def epoch_begin(self, learner: Any) -> None:
+        self.dataset.raise_level(learner.progress.epochs)
+
+
+class Loops(Curriculum):
+    @hookimpl(phase="training")
+    def epoch_begin(self, learner: Any) -> None:
+        for number in range(learner.progress.epochs):
+            self.dataset.level = number
+
+
 class AtTheEnd(Curriculum):
     @hookimpl(phase="training")
     def phase_end(self, learner: Any) -> None:
@@ -104,7 +135,7 @@ def test_attribute_of_data_that_is_set_from_the_counters_is_not_named(tmp_path, 
     assert named(tmp_path, kind) == []
 
 
-@pytest.mark.parametrize("kind", [Adds, CallsToAdd, Draws, AtTheEnd])
+@pytest.mark.parametrize("kind", [Adds, CallsToAdd, Draws, AtOneEpoch, CallsAtOneEpoch, CallsToRaise, Loops, AtTheEnd])
 def test_attribute_that_a_resumed_run_lacks_is_named_once_though_plugin_and_data_hold_it(tmp_path, kind):
     (message,) = named(tmp_path, kind)
     assert message.startswith("plugin 'curriculum'")
