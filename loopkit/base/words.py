@@ -16,10 +16,15 @@ SHORTEST = 3
 """Letters from which the beginning of a name stands for it."""
 
 
+def close_spellings(word: str, known: Iterable[str]) -> list[str]:
+    """The word among ``known`` that is spelt nearly so, in a list, if there is one."""
+    return get_close_matches(word, sorted(set(known)), n=1, cutoff=0.75)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for a close spelling among ``known``, or the only one that it begins, else nothing."""
     known = sorted(set(known))
-    close = get_close_matches(word, known, n=1, cutoff=0.75)
+    close = close_spellings(word, known)
     if not close and len(word) >= SHORTEST:
         begun = [each for each in known if each.startswith(word)]
         close = begun if len(begun) == 1 else []

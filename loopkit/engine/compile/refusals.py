@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from loopkit.base.words import STATE, half_a_state, nearest
+from loopkit.base.words import STATE, close_spellings, half_a_state, nearest
 from loopkit.engine.compile.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import CycleEnd, FitBegin, FitEnd, SignalBegin
@@ -91,10 +91,10 @@ def _check_state(state: str, where: str, names: set[str], written: set[str]) -> 
     root = state.split(".")[0]
     if root in STATES or root in names or root in PROVIDES or state == EVERYTHING:
         return
-    hint = nearest(root, [*STATES, *names])
-    if hint or not any(overlaps(state, other) for other in written):
+    known = [*STATES, *names]
+    if close_spellings(root, known) or not any(overlaps(state, other) for other in written):
         raise PluginError(
-            f"{where}: no state is called {state!r}{hint}; "
+            f"{where}: no state is called {state!r}{nearest(root, known)}; "
             f"known are {', '.join(STATES)}, step.<attribute> and <plugin>.<field>"
         )
 
@@ -107,9 +107,9 @@ def _check_word(word: str, where: str, names: set[str]) -> None:
     elsewhere = plugin_names()
     if word in elsewhere:
         return
-    hint = nearest(word, {*names, *PROVIDES, *elsewhere})
-    if hint:
-        raise OrderError(f"{where}: no plugin is called {word!r}{hint}")
+    known = {*names, *PROVIDES, *elsewhere}
+    if close_spellings(word, known):  # else it may be a plugin that is not installed
+        raise OrderError(f"{where}: no plugin is called {word!r}{nearest(word, known)}")
 
 
 def check_owners(plugins: Mapping[str, Any]) -> None:
@@ -119,8 +119,8 @@ def check_owners(plugins: Mapping[str, Any]) -> None:
     for name, plugin in plugins.items():
         for state in _owned(plugin):
             root = state.split(".")[0]
-            hint = nearest(root, STATES) if root.isidentifier() and root not in known else ""
-            if hint:
+            if root.isidentifier() and root not in known and close_spellings(root, STATES):
+                hint = nearest(root, STATES)
                 raise PluginError(f"plugin {name!r}: owns {state!r}, but no state is called so{hint}")
             for other, theirs in owners:
                 if other == name or not overlaps(state, theirs):
@@ -233,7 +233,7 @@ def _check_phase_names(chosen: Any, where: str, known: Sequence[str]) -> None:
     for name in names:
         if not isinstance(name, str) or name == TRAINING or name in known:
             continue
-        hint = nearest(name, [*known, TRAINING])
+        hint = nearest(name, [*known, TRAINING]) if close_spellings(name, [*known, TRAINING]) else ""
         meant = OTHER_WORDS.get(name)
         if meant in known:
             hint = f" (did you mean {meant!r}?)"

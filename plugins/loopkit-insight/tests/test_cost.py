@@ -269,7 +269,7 @@ def calls(learner):
     """The names of the functions in the plan of training."""
     fires = learner._engine.registry.plan(learner.phases["train"]).fire.values()
     cells = [cell.cell_contents for fire in fires if fire is not None for cell in fire.__closure__]
-    functions = [getattr(call, "func", call) for cell in cells if isinstance(cell, list) for call in cell]
+    functions = [getattr(call, "func", call) for cell in cells if isinstance(cell, list) for _, call in cell]
     return {function.__name__ for function in functions if hasattr(function, "__name__")}
 
 

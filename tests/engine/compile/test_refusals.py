@@ -345,3 +345,25 @@ def test_plugins_in_a_cycle_are_refused_in_every_kind_of_hook(hook):
     a = type("A", (), {hook: hookimpl(before=("b",))(lambda self: None)})()
     b = type("B", (), {hook: hookimpl(before=("a",))(lambda self: None)})()
     refused(a, b, message=f"{hook}: the order of the plugins is a cycle, 'a' -> 'b' -> 'a'", error=OrderError)
+
+
+@pytest.mark.parametrize("word", ["list", "check", "early"])
+def test_word_that_begins_another_name_may_be_a_plugin_that_is_not_there(word):
+    class Plugin:
+        @hookimpl(before=(word,))
+        def step_begin(self):
+            pass
+
+    assert list(make(Plugin(), Listener()).plugins) == ["listener", "plugin"]
+
+
+@pytest.mark.parametrize("root", ["opti", "buff", "metr"])
+def test_owner_of_a_word_that_begins_a_state_is_no_misspelling(root):
+    class Plugin:
+        owns = (f"{root}.values",)
+
+        @hookimpl
+        def step_begin(self):
+            pass
+
+    assert "plugin" in make(Plugin()).plugins
