@@ -201,7 +201,7 @@ class Compiler:
         calls = []
         for impl in impls:
             call = self.bound(impl, ("step",) if "step" in impl.hook.arguments else ("epoch",), phase)
-            call = _once_of_resumed(impl, call) if impl.hook.name == EpochBegin.hook else call
+            call = _watched_if_repeated(impl, call) if impl.hook.name == EpochBegin.hook else call
             calls.append((impl.entry.plugin, call))
         return calls
 
@@ -326,8 +326,8 @@ class _Context:
         return error
 
 
-def _once_of_resumed(impl: Implementation, call: Callable[[Any], Any]) -> Callable[[Resumable], None]:
-    """A hook of ``epoch_begin``, which runs again when an epoch resumes, and changes nothing of the state then."""
+def _watched_if_repeated(impl: Implementation, call: Callable[[Any], Any]) -> Callable[[Resumable], None]:
+    """A hook of ``epoch_begin``, with `Resumable.repeated` around it where an epoch resumes and it runs again."""
 
     def begin(epoch: Resumable) -> None:
         if epoch.saved is None:

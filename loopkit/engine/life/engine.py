@@ -22,6 +22,7 @@ from loopkit.engine.kept.rounds import Round
 from loopkit.engine.kept.saving import Saving
 from loopkit.engine.kept.witness.witness import Witness
 from loopkit.engine.life.answers import Answers
+from loopkit.engine.life.epoch import Stage
 from loopkit.engine.life.epoch_data import EpochData
 from loopkit.engine.life.epoch_stages import (
     Data,
@@ -34,7 +35,6 @@ from loopkit.engine.life.epoch_stages import (
     Pending,
     Saved,
     Seen,
-    Stage,
     Steps,
     Together,
 )

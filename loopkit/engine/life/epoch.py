@@ -35,14 +35,16 @@ class StopEpoch(Exception):
     """Leaves a user's loop at the first step after ``learner.stop``, as a normal end of the epoch."""
 
 
-class EpochStage(Protocol):
-    """One thing that begins with an epoch, and may end with it."""
+class Stage:
+    """One thing that begins with each epoch, and may end with it."""
+
+    name = ""
 
     def begin(self, epoch: Epoch) -> None:
         """The epoch begins."""
 
     def leave(self, epoch: Epoch, error: BaseException | None) -> None:
-        """The epoch is left, be it because of an error."""
+        """The epoch is left, be it because of an error; also if its own `begin` has failed."""
 
 
 class Life(Protocol):
@@ -53,7 +55,7 @@ class Life(Protocol):
         """The hooks of an epoch's begin, which run again when it resumes."""
 
     @property
-    def stages(self) -> Sequence[EpochStage]:
+    def stages(self) -> Sequence[Stage]:
         """The stages of an epoch, begun in this order and left in reverse."""
 
     @property

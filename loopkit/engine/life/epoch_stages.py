@@ -17,6 +17,7 @@ from loopkit.engine.kept.repeated import Repeated
 from loopkit.engine.kept.resume import EpochStart
 from loopkit.engine.kept.witness.witness import Witness
 from loopkit.engine.life.answers import Answers
+from loopkit.engine.life.epoch import Epoch, Stage
 from loopkit.engine.life.epoch_data import EpochData
 from loopkit.engine.life.holders import Holders
 from loopkit.engine.life.logbook import Logbook
@@ -26,21 +27,8 @@ from loopkit.engine.life.running import Running
 from loopkit.errors import CancelFit, ReentrancyError, WorldError
 
 if TYPE_CHECKING:
-    from loopkit.engine.life.epoch import Epoch
     from loopkit.engine.step.step import Step
     from loopkit.phases import Phase
-
-
-class Stage:
-    """One thing that begins with each epoch, and may end with it."""
-
-    name = ""
-
-    def begin(self, epoch: Epoch) -> None:
-        """The epoch begins."""
-
-    def leave(self, epoch: Epoch, error: BaseException | None) -> None:
-        """The epoch is left, be it because of an error; also if its own `begin` has failed."""
 
 
 class Pending(Stage):
